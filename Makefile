@@ -1,0 +1,29 @@
+# The two commands of the README, and the set-up that both do for themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup run test format clean
+
+setup: .venv/ready
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+run: setup
+	$(BIN)/fedtailor run local fedavg fedper ditto --data digits --clients 20 --partition dirichlet:0.3 --rounds 30 --out runs/digits --overwrite
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,30 @@
+"""Random streams: every purpose has its own, so that no draw depends on what was drawn elsewhere.
+
+A stream is named by the experiment's seed and a key such as ("batches", round, client). Equal keys give equal
+streams, in whatever process, order or number of workers they are asked for.
+"""
+
+from zlib import crc32
+
+import numpy as np
+import torch
+
+
+def _sequence(seed: int, key: tuple[str | int, ...]) -> np.random.SeedSequence:
+    words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]
+    return np.random.SeedSequence(entropy=seed, spawn_key=words)
+
+
+def numpy_stream(seed: int, *key: str | int) -> np.random.Generator:
+    """The stream of this seed and key, as a NumPy generator."""
+    return np.random.Generator(np.random.PCG64(_sequence(seed, key)))
+
+
+def torch_seed(seed: int, *key: str | int) -> int:
+    """The stream of this seed and key, as a seed for PyTorch."""
+    return int(_sequence(seed, key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def torch_stream(seed: int, *key: str | int) -> torch.Generator:
+    """The stream of this seed and key, as a PyTorch generator (on the CPU: the same draws for every device)."""
+    return torch.Generator().manual_seed(torch_seed(seed, *key))
