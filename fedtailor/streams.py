@@ -4,10 +4,13 @@ A stream is named by the experiment's seed and a key such as ("batches", round, 
 streams, in whatever process, order or number of workers they are asked for.
 """
 
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _sequence(seed: int, key: tuple[str | int, ...]) -> np.random.SeedSequence:
@@ -25,6 +28,8 @@ def torch_seed(seed: int, *key: str | int) -> int:
     return int(_sequence(seed, key).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def torch_stream(seed: int, *key: str | int) -> torch.Generator:
+def torch_stream(seed: int, *key: str | int) -> "torch.Generator":
     """The stream of this seed and key, as a PyTorch generator (on the CPU: the same draws for every device)."""
+    import torch  # here, so that reading an experiment or printing help does not wait for PyTorch
+
     return torch.Generator().manual_seed(torch_seed(seed, *key))

@@ -1,0 +1,1 @@
+"""The round loop: participation, messages and their bytes, evaluation, checkpoints, the run record."""

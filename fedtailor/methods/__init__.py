@@ -1,0 +1,44 @@
+"""The catalogue of methods: one file a method. A method of your own is a subclass of `Method` anywhere, passed as an
+object or named as `module:Class`."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.imports import import_object
+from fedtailor.method import Method
+from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedper import FedPer
+from fedtailor.methods.fedprox import FedProx
+from fedtailor.methods.local import Local
+
+CATALOGUE: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, FedProx, FedPer, Ditto)}
+
+
+def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
+    """The method of this name (or `module:Class`) with these hyper-parameters."""
+    if ":" in name:
+        found = import_object(name, "method")
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise FedtailorError(f"{name} is not a method: it must be a subclass of fedtailor.Method.")
+        kind = found
+    elif name in CATALOGUE:
+        kind = CATALOGUE[name]
+    else:
+        raise unknown("method", name, CATALOGUE)
+    try:
+        return kind(**(parameters or {}))
+    except ValidationError as error:
+        raise _parameter_error(name, kind, error) from None
+
+
+def _parameter_error(name: str, kind: type[Method], error: ValidationError) -> FedtailorError:
+    first = error.errors()[0]
+    parameter = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        if not kind.model_fields:
+            return FedtailorError(f"The method {name} has no parameters, so {parameter!r} cannot be set.")
+        return unknown(f"parameter of {name}", parameter, kind.model_fields)
+    return FedtailorError(f"The parameter {parameter!r} of {name} is {first['input']!r}: {first['msg'].lower()}.")

@@ -1,0 +1,107 @@
+"""The catalogue of networks, and the way to any `nn.Module` of the user's own."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.imports import import_object
+from fedtailor.models import networks
+from fedtailor.streams import torch_seed
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A network of the catalogue."""
+
+    name: str
+    description: str
+    build: Callable[..., nn.Module]
+    pictures: bool = True  # needs (channels, height, width)
+
+
+CATALOGUE: dict[str, ModelInfo] = {
+    info.name: info
+    for info in (
+        ModelInfo("mlp", "one dense layer of 200 units (PFLEGO); mlp:300,100 for other widths", networks.mlp, False),
+        ModelInfo("logistic", "logistic regression", networks.logistic, False),
+        ModelInfo("cnn", "the FedAvg CNN: conv 32, conv 64, dense 512 (PGFed)", networks.cnn),
+        ModelInfo("lenet", "conv 6, conv 16, dense 120, 84 (pFedMB)", networks.lenet),
+        ModelInfo("pflego-cnn", "conv 64, conv 64, dense 384, 192 (PFLEGO on CIFAR-10)", networks.pflego_cnn),
+        ModelInfo("omniglot-cnn", "four convolutions of 64 (PFLEGO on Omniglot)", networks.omniglot_cnn),
+        ModelInfo("resnet", "a small residual network with BatchNorm (ResNet-8)", networks.resnet),
+    )
+}
+
+ModelLike = str | nn.Module | Callable[..., nn.Module]
+
+
+def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """The network for inputs of this shape and so many classes, initialised from the seed.
+
+    A name of the catalogue (with `:widths` for the MLP), a `module:Class` or a callable, which is called with the
+    input shape and the number of classes if it takes them and with nothing otherwise, or a module, which is copied.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        if isinstance(model, nn.Module):
+            return copy.deepcopy(model)
+        if not isinstance(model, str):
+            return _build_own(model, shape, classes)
+        name, _, argument = model.partition(":")
+        if name in CATALOGUE:
+            return _build_known(CATALOGUE[name], argument, shape, classes)
+        if argument:
+            return _build_own(import_object(model, "model"), shape, classes)
+        raise unknown("model", model, CATALOGUE)
+
+
+def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if info.pictures and len(shape) != 3:
+        raise FedtailorError(
+            f"The model {info.name} is for pictures, but the samples have the shape {shape}: take mlp or logistic."
+        )
+    widths: list[int] = []
+    if argument:
+        try:
+            widths = [int(word) for word in argument.split(",")]
+        except ValueError:
+            widths = [0]
+        if info.name != "mlp" or min(widths) < 1:
+            raise FedtailorError(
+                f"The model '{info.name}:{argument}' is not understood: only mlp takes layer widths, as in mlp:300,100."
+            )
+    try:
+        return info.build(shape, classes, *widths)
+    except RuntimeError:
+        raise FedtailorError(
+            f"The model {info.name} needs larger pictures than {shape[1]}×{shape[2]}: take mlp, logistic or resnet."
+        ) from None
+
+
+def _build_own(factory: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if isinstance(factory, nn.Module):
+        return copy.deepcopy(factory)
+    try:
+        takes = inspect.signature(factory)
+        takes.bind(shape, classes)
+        arguments: tuple[Any, ...] = (shape, classes)
+    except TypeError:
+        arguments = ()
+    try:
+        module = factory(*arguments)
+    except TypeError as error:
+        raise FedtailorError(
+            f"The model {getattr(factory, '__name__', factory)} cannot be built: {error}. "
+            "It is called with the input shape and the number of classes, or with nothing."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise FedtailorError(
+            f"The model {getattr(factory, '__name__', factory)} made a {type(module).__name__}, not an nn.Module."
+        )
+    return module

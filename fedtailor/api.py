@@ -1,0 +1,259 @@
+"""Running experiments from Python: `run`, `resume`, `load`, and the result that they return."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.data import Dataset
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.experiment import Experiment, make_experiment, write_toml
+from fedtailor.federation.evaluation import chosen_round
+from fedtailor.federation.record import Record, RunDirectory
+from fedtailor.federation.rounds import Federation
+from fedtailor.federation.setup import Objects, federation, look_into, prepare, reopen
+from fedtailor.federation.states import write_atomically
+from fedtailor.imports import object_name
+from fedtailor.learning.descent import Loss
+from fedtailor.method import Method
+from fedtailor.methods import CATALOGUE, find_method
+from fedtailor.models import ModelLike
+
+OnRound = Callable[[Record], None]
+
+
+class RunResult:
+    """What a run came to. `experiment.evaluation` says what its figures mean."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        rounds: list[Record],
+        clients: list[Record],
+        opened: Callable[[], Federation],
+        path: Path | None,
+    ) -> None:
+        self.experiment = experiment
+        self.rounds = rounds
+        self.clients = clients
+        self.path = path
+        self._opened = opened
+
+    @property
+    def finished(self) -> bool:
+        return len(self.rounds) >= self.experiment.rounds
+
+    def chosen(self, choose: str | None = None) -> Record:
+        """The figures of the round that counts, by the experiment's own rule or another one."""
+        return chosen_round(self.rounds, choose or self.experiment.evaluation.choose) or {}
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.chosen().get("accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        return self.chosen().get("loss")
+
+    @property
+    def per_client(self) -> dict[int, Record]:
+        """Each client's test metrics in the round that counts."""
+        number = self.chosen().get("round")
+        results: Record = next((record["results"] for record in self.clients if record["round"] == number), {})
+        return {int(client): measured["test"] for client, measured in results.items()}
+
+    @cached_property
+    def _federation(self) -> Federation:
+        return self._opened()
+
+    def personal(self, client: int | str) -> dict[str, Tensor]:
+        """The state dict of the model that a client (by number or name) predicts with after the last round."""
+        names = self._federation.data.names
+        number = names.index(client) if isinstance(client, str) and client in names else client
+        if number not in range(len(names)):
+            raise (
+                unknown("client", str(client), names)
+                if isinstance(client, str)
+                else FedtailorError(f"There is no client {client}: they are numbered from 0 to {len(names) - 1}.")
+            )
+        with one_thread():
+            return self._federation.bench.network.state_dict(self._federation.personal(int(number)))
+
+    def summary(self) -> Record:
+        """The outcome in a few figures, under every rule of choosing."""
+        keep = (
+            "round",
+            "accuracy",
+            "accuracy_std",
+            "accuracy_worst_decile",
+            "loss",
+            "balanced_accuracy",
+            "auc",
+        )
+        choices = {rule: chosen_round(self.rounds, rule) or {} for rule in ("last", "best-validation", "best-test")}
+        return {
+            "method": self.experiment.method,
+            "data": self.experiment.data,
+            "seed": self.experiment.seed,
+            "rounds": len(self.rounds),
+            "finished": self.finished,
+            "evaluation": self.experiment.evaluation.model_dump(),
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            **{rule: {name: record.get(name) for name in keep} for rule, record in choices.items()},
+            "bytes_up": sum(record["bytes_up"] for record in self.rounds),
+            "bytes_down": sum(record["bytes_down"] for record in self.rounds),
+            "seconds": round(sum(record["seconds"] for record in self.rounds), 3),
+        }
+
+
+def run(
+    method: str | Method = "fedavg",
+    *,
+    data: str | Dataset | Sequence[Any] = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
+    out: str | Path | None = None,
+    on_round: OnRound | None = None,
+    on_start: Callable[[Federation], None] | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Run an experiment and return its result.
+
+    `settings` are those of an experiment file (see `Experiment`) and the method's own parameters:
+    `run("ditto", data="digits", clients=20, rounds=10, lam=0.5)`. Objects may stand for names: a `Method`, a list of
+    one (x, y) per client, an `nn.Module` or what makes one, a loss function. With `out`, the run is recorded in that
+    directory as it goes and can be resumed; without, nothing is written.
+    """
+    objects = Objects()
+    names: dict[str, Any] = {}
+    if isinstance(method, Method):
+        objects.method = method
+        names |= {"method": object_name(type(method)), "parameters": method.model_dump()}
+        if CATALOGUE.get(method.name) is type(method):
+            names["method"] = method.name
+    else:
+        names["method"] = method
+    for name, value in (("data", data), ("model", model), ("loss", loss)):
+        if not isinstance(value, str):
+            setattr(objects, name, value)
+        names[name] = value if isinstance(value, str) else object_name(value)
+    experiment = make_experiment({**names, **_with_parameters(names["method"], settings)})
+    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
+
+
+def run_experiment(
+    experiment: Experiment,
+    objects: Objects | None = None,
+    out: Path | None = None,
+    on_round: OnRound | None = None,
+    on_start: Callable[[Federation], None] | None = None,
+) -> RunResult:
+    """Run a complete experiment."""
+    with one_thread():
+        bench = prepare(experiment, objects or Objects())
+        experiment = experiment.model_copy(update={"parameters": bench.method.model_dump()})  # the defaults too
+        directory = RunDirectory.create(out, experiment, bench.data) if out else None
+        new = federation(experiment, bench, directory)
+        new.start()
+        return _finish(new, on_round, on_start)
+
+
+def resume(
+    path: str | Path,
+    *,
+    method: Method | None = None,
+    data: Dataset | Sequence[Any] | None = None,
+    model: ModelLike | None = None,
+    loss: Loss | None = None,
+    on_round: OnRound | None = None,
+    on_start: Callable[[Federation], None] | None = None,
+    **changes: Any,
+) -> RunResult:
+    """Go on with a run after its last checkpoint, to the same numbers as if it had never stopped.
+
+    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`,
+    `states`, `checkpoint_every`, `data_dir`. Objects that were passed to `run` must be passed again.
+    """
+    directory = RunDirectory(Path(path))
+    before = directory.experiment()
+    for name in changes:
+        if name not in ("rounds", "workers", "engine", "states", "checkpoint_every", "data_dir"):
+            raise FedtailorError(f"{name!r} cannot be changed when a run is resumed: start a new run for it.")
+    after = make_experiment({**before.model_dump(), **changes})
+    if after.rounds < before.rounds:
+        raise FedtailorError(f"The run in {path} has {before.rounds} rounds already: it can only get more.")
+    objects = Objects(method, data, model, loss)
+    _check_objects(before, objects)
+    with one_thread():
+        old = reopen(Path(path), after, objects)
+        if after.rounds != before.rounds:
+            write_atomically(Path(path) / "experiment.toml", write_toml(after.model_dump()))
+        return _finish(old, on_round, on_start)
+
+
+def load(path: str | Path) -> RunResult:
+    """The result of a run directory, finished or not."""
+    directory = RunDirectory(Path(path))
+    experiment = directory.experiment()
+
+    def opened() -> Federation:
+        with one_thread():
+            return look_into(Path(path))
+
+    return RunResult(experiment, directory.rounds(), directory.clients(), opened, Path(path))
+
+
+def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Federation], None] | None) -> RunResult:
+    """Do the rounds that are left, and write the result down."""
+    try:
+        if on_start:
+            on_start(run)
+        with closing(run.run()) as rounds:
+            for record in rounds:
+                if on_round:
+                    on_round(record)
+    finally:
+        run.engine.close()
+        if run.directory:
+            run.directory.unlock()
+    path = run.directory.path if run.directory else None
+    result = RunResult(run.experiment, run.rounds, run.clients, lambda: run, path)
+    if run.directory:
+        run.directory.finish(result.summary())
+    return result
+
+
+def _with_parameters(method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the method's own parameters, which may stand among them, in their section."""
+    own = {
+        name
+        for name in settings
+        if name not in Experiment.model_fields and name in type(find_method(method)).model_fields
+    }
+    rest = {name: value for name, value in settings.items() if name not in own}
+    parameters = {**rest.get("parameters", {}), **{name: settings[name] for name in own}}
+    return {**rest, "parameters": parameters} if parameters else rest
+
+
+def _check_objects(experiment: Experiment, objects: Objects) -> None:
+    """A run that was given objects needs them again."""
+    for name in ("method", "data", "model", "loss"):
+        recorded = str(getattr(experiment, name))
+        if recorded.startswith(("object:", "__main__:")) and getattr(objects, name) is None:
+            raise FedtailorError(f"This run got its {name} as a Python object ({recorded}): pass {name}= to resume it.")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as every worker does: the same bits on any number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

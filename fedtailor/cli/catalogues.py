@@ -1,0 +1,166 @@
+"""`fedtailor methods`, `models` and `data`."""
+
+import json as json_format
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedtailor.cli.display import definition_table, out
+from fedtailor.cli.options import experiment_options
+from fedtailor.experiment import make_experiment
+
+if TYPE_CHECKING:
+    from fedtailor.data import FederatedData
+
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+SHADES = " ░▒▓█"
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json_format.dumps(value, indent=2, ensure_ascii=False))
+
+
+def methods(json: Json = False) -> None:
+    """List the methods with their parameters."""
+    from fedtailor.methods import CATALOGUE
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "summary": (kind.__doc__ or "").split("\n")[0],
+            "parameters": {
+                key: {"default": field.get_default(), "description": field.description}
+                for key, field in kind.model_fields.items()
+            },
+            "paper": kind.paper,
+        }
+        for name, kind in CATALOGUE.items()
+    ]
+    if json:
+        _print_json(rows)
+        return
+    cells = [
+        (
+            row["name"],
+            row["summary"],
+            "\n".join(f"{key}={p['default']}: {p['description']}" for key, p in row["parameters"].items()),
+        )
+        for row in rows
+    ]
+    out.print(definition_table("Methods", ("name", "what it does", "parameters (--set name=value)"), cells))
+    out.print("Your own: a subclass of fedtailor.Method, named as module:Class.", highlight=False)
+
+
+def models(json: Json = False) -> None:
+    """List the networks."""
+    from fedtailor.learning.network import Network
+    from fedtailor.models import CATALOGUE, build_model
+
+    shapes = {"28×28": (1, 28, 28), "32×32 colour": (3, 32, 32)}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": info.name,
+            "description": info.description,
+            "parameters": {
+                label: Network(build_model(info.name, shape, 10, 0)).parameters for label, shape in shapes.items()
+            },
+        }
+        for info in CATALOGUE.values()
+    ]
+    if json:
+        _print_json(rows)
+        return
+    cells = [(r["name"], r["description"], *(f"{count:,}" for count in r["parameters"].values())) for r in rows]
+    columns = ("name", "network", *(f"parameters, {label}, 10 classes" for label in shapes))
+    out.print(definition_table("Models", columns, cells))
+    out.print("Your own: an nn.Module, named as module:Class.", highlight=False)
+
+
+@experiment_options("Data")
+def data(
+    settings: dict[str, Any],
+    name: Annotated[str | None, typer.Argument(help="a data set, to see how it is dealt", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
+    json: Json = False,
+) -> None:
+    """List the data sets; with a NAME, show how it is dealt to clients: how many samples of each class each has.
+
+    [bold]Examples[/]
+
+    fedtailor data
+
+    fedtailor data digits --clients 10 --partition dirichlet:0.3
+    """
+    if name is None and "data" not in settings:
+        _list_data(settings.get("data_dir"), json)
+        return
+    from fedtailor.federation.record import describe
+    from fedtailor.federation.setup import deal_data
+
+    dealt = deal_data(make_experiment({"data": name, **settings, "seed": seed}))
+    if json:
+        _print_json(describe(dealt))
+    else:
+        _show_partition(dealt)
+
+
+def _list_data(directory: str | None, json: bool) -> None:
+    from fedtailor.data import catalogue, data_dir, found, partitions_catalogue
+
+    rows = [
+        {
+            "name": info.name,
+            "description": info.description,
+            "classes": info.classes,
+            "found": info.bundled or found(info, directory),
+            "files": list(info.files),
+            "source": info.source,
+        }
+        for info in catalogue()
+    ]
+    if json:
+        _print_json({"data": rows, "partitions": partitions_catalogue()})
+        return
+    cells = [
+        (
+            row["name"],
+            row["description"],
+            row["classes"] or "",
+            "yes" if row["found"] else "",
+            row["source"] or "bundled",
+        )
+        for row in rows
+    ]
+    title = f"Data sets (files are looked for in {data_dir(directory)})"
+    out.print(definition_table(title, ("name", "what it is", "classes", "there", "published at"), cells))
+    out.print(definition_table("Partitions", ("--partition", "who gets what"), list(partitions_catalogue().items())))
+    out.print(
+        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/picture.",
+        highlight=False,
+    )
+
+
+def _show_partition(dealt: "FederatedData") -> None:
+    """The class table with its picture: a row a client, a shade a class, dark where most of the client's samples are."""
+    counts, sizes = (
+        dealt.counts(),
+        [dealt.counts(split).sum(1).tolist() for split in ("train", "validation", "test")],
+    )
+    columns = ["client", "train", "validation", "test", "picture"]
+    wide = len(dealt.classes) > 16
+    rows = []
+    for client, row in enumerate(counts.tolist()):
+        top = max(row)
+        shades = "".join(SHADES[-(-(len(SHADES) - 1) * count // top)] * (1 if wide else 2) for count in row)
+        label = dealt.names[client] + (" (new)" if client in dealt.new else "")
+        rows.append(
+            [
+                label,
+                *(split[client] for split in sizes),
+                shades,
+                *([] if wide else (count or "·" for count in row)),
+            ]
+        )
+    if not wide:
+        columns += [str(name) for name in dealt.classes] or ["samples"]
+    out.print(definition_table(f"{dealt.name}: {len(dealt.y):,} samples, {dealt.clients} clients", columns, rows))

@@ -1,0 +1,158 @@
+"""What the commands show: progress while a run goes on, tables after it."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedtailor.api import RunResult
+    from fedtailor.federation.record import Record
+    from fedtailor.federation.rounds import Federation
+
+out = Console()
+err = Console(stderr=True)
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people: 0 B, 12.3 kB, 4.56 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+class RoundProgress:
+    """A bar for one run: rounds, accuracy, bytes, time left. Silent where the output is not a terminal."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self.progress = progress
+        self.title = title
+        self.bytes = 0
+        self.task = progress.add_task(title, total=None, figures="setting up")
+
+    def start(self, run: "Federation") -> None:
+        self.bytes = sum(record["bytes_up"] + record["bytes_down"] for record in run.rounds)
+        self.progress.update(self.task, total=run.experiment.rounds, completed=run.server.round, figures="")
+
+    def round(self, record: "Record") -> None:
+        self.bytes += record["bytes_up"] + record["bytes_down"]
+        if record["accuracy"] is not None:
+            quality = f"accuracy {percent(record['accuracy'])} %"
+        else:
+            quality = "" if record["loss"] is None else f"loss {record['loss']:.4g}"
+        self.progress.update(self.task, completed=record["round"], figures=f"{quality}  {human_bytes(self.bytes)}")
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """A place for the bars of one or several runs; warnings appear above them."""
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+    )
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        (bars.console if out.is_terminal else err).print(
+            f"[yellow]Warning:[/] {_escaped(str(message))}", soft_wrap=True
+        )
+
+    with warnings.catch_warnings(), bars:
+        warnings.simplefilter("always", category=UserWarning)
+        warnings.showwarning = show
+        yield bars
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def results_table(results: Sequence["RunResult"]) -> Table:
+    """The outcome of several runs side by side."""
+    table = Table(title=_title(results[0]), caption=_caption(results[0]), title_justify="left", caption_justify="left")
+    table.add_column("method", style="bold")
+    for name in ("accuracy", "std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    best = max((result.accuracy for result in results if result.accuracy is not None), default=None)
+    for result in results:
+        table.add_row(*_row(result, best if len(results) > 1 else None))
+    return table
+
+
+def _row(result: "RunResult", best: float | None) -> list[str]:
+    chosen, outcome = result.chosen(), result.summary()
+    accuracy = percent(chosen.get("accuracy"))
+    loss = chosen.get("loss")
+    return [
+        result.experiment.method,
+        f"[bold green]{accuracy}[/]" if best is not None and result.accuracy == best else accuracy,
+        percent(chosen.get("accuracy_std")),
+        percent(chosen.get("accuracy_worst_decile")),
+        percent(outcome["best-validation"].get("accuracy")),
+        "–" if loss is None else f"{loss:.4f}",
+        human_bytes(outcome["bytes_up"]),
+        human_bytes(outcome["bytes_down"]),
+        f"{outcome['seconds']:.1f}",
+    ]
+
+
+def _title(result: "RunResult") -> str:
+    experiment = result.experiment
+    return f"{experiment.data}, {len(result.rounds)} of {experiment.rounds} rounds, seed {experiment.seed}"
+
+
+def _caption(result: "RunResult") -> str:
+    """The evaluation protocol in words."""
+    protocol = result.experiment.evaluation
+    model = {"personal": "personal models", "global": "the global model", "local": "models after local work"}[
+        protocol.model
+    ]
+    tuned = f", fine-tuned for {protocol.fine_tune} epochs" if protocol.fine_tune else ""
+    whom = {"all": "all clients", "participants": "each round's participants", "new": "new clients"}[protocol.clients]
+    mean = {"client": "over clients", "sample": "over test samples"}[protocol.average]
+    when = {
+        "last": "last round",
+        "best-validation": "best round on validation data",
+        "best-test": "best round on test data",
+        "last-10": "mean of the last ten rounds",
+    }[protocol.choose]
+    return f"Test accuracy in % of {model}{tuned}, {whom}, mean {mean}, {when}."
+
+
+def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A plain catalogue."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, style="bold" if number == 0 else "", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*(_escaped(str(cell)) for cell in row))
+    return table

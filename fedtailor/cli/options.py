@@ -1,0 +1,122 @@
+"""The options of `run` and `data`, made from the fields of an experiment: the same names everywhere, said once."""
+
+import inspect
+import tomllib
+from collections.abc import Callable
+from typing import Annotated, Any, get_args
+
+import typer
+from pydantic.fields import FieldInfo
+
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import Evaluation, Experiment
+
+GROUPS = {
+    "Data": (
+        *(
+            "data",
+            "data_dir",
+            "clients",
+            "partition",
+            "split",
+            "test",
+            "validation",
+            "min_samples",
+            "max_train",
+        ),
+        *("new_clients", "pixels", "label_column", "client_column", "picture_size"),
+    ),
+    "Model": ("model", "head", "loss"),
+    "Training": (
+        *(
+            "rounds",
+            "participation",
+            "epochs",
+            "steps",
+            "batch",
+            "lr",
+            "momentum",
+            "keep_momentum",
+            "weight_decay",
+        ),
+        *("drop_last", "seed", "dtype"),
+    ),
+    "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
+    "Execution": ("device", "engine", "workers", "states", "checkpoint_every", "on_failure"),
+}
+SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}
+
+
+def experiment_options(*groups: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these groups of options; it gets those that were used as the dictionary `settings`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+        added = [_option(name, group) for group in groups for name in GROUPS[group]]
+        names = {parameter.name for parameter in added}
+
+        def wrapped(**values: Any) -> None:
+            settings = {name: values.pop(name) for name in names}
+            command(settings=_nested({k: v for k, v in settings.items() if v is not None}), **values)
+
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *added]]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate
+
+
+def _option(name: str, group: str) -> inspect.Parameter:
+    """One option, without a default of its own: what is not given is left to the experiment file or its defaults."""
+    field = (
+        Evaluation.model_fields[name.removeprefix("evaluate_")]
+        if group == "Evaluation"
+        else Experiment.model_fields[name]
+    )
+    flag = "--" + name.replace("_", "-")
+    kind: Any = bool if field.annotation is bool else str
+    flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [SHORT[name], flag] if name in SHORT else [flag]
+    metavar = None if kind is bool else _values(field)
+    option = typer.Option(*flags, help=_help(field), rich_help_panel=group, metavar=metavar, show_default=False)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def _values(field: FieldInfo) -> str:
+    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+    kinds = {field.annotation, *get_args(field.annotation)}
+    return "|".join(choices) if choices else "N" if int in kinds else "X" if float in kinds else "TEXT"
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.get_default()
+    shown = field.annotation is not bool and default is not None
+    return f"{field.description}" + (f" [{default}]" if shown else "")
+
+
+def _nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation's settings in their section."""
+    plain = {name: value for name, value in settings.items() if not name.startswith("evaluate_")}
+    evaluation = {n.removeprefix("evaluate_"): v for n, v in settings.items() if n.startswith("evaluate_")}
+    return {**plain, "evaluation": evaluation} if evaluation else plain
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`name=value` pairs, each value as TOML would read it, or else as text."""
+    parsed: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise FedtailorError(f"--set takes name=value, not {assignment!r}.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        parsed[name.strip()] = value
+    return parsed

@@ -1,0 +1,176 @@
+"""CIFAR-10 and CIFAR-100, in the binary and the python version, unpacked or as the published .tar.gz.
+
+The python version is made of pickles. They are read with stand-ins for NumPy's classes and nothing else, so
+that reading one cannot run code.
+"""
+
+import io
+import pickle
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import FedtailorError
+from .dataset import TEST, TRAIN, Dataset
+from .info import DataInfo, DataSets, damaged, require
+
+Bytes = NDArray[np.uint8]
+PIXELS = 3 * 32 * 32
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100 = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl",
+    "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair",
+    "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin",
+    "elephant", "flatfish", "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp",
+    "lawn_mower", "leopard", "lion", "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain",
+    "mouse", "mushroom", "oak_tree", "orange", "orchid", "otter", "palm_tree", "pear", "pickup_truck",
+    "pine_tree", "plain", "plate", "poppy", "porcupine", "possum", "rabbit", "raccoon", "ray", "road",
+    "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper", "snail", "snake", "spider",
+    "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank", "telephone", "television", "tiger",
+    "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow_tree", "wolf", "woman",
+    "worm",
+)  # fmt: skip
+BATCHES = {  # training files first, the test file last
+    "cifar-10": (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+    "cifar-100": ("train", "test"),
+}
+FOLDERS = {  # (binary version, python version)
+    "cifar-10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    "cifar-100": ("cifar-100-binary", "cifar-100-python"),
+}
+
+
+def read_cifar(info: DataInfo, root: Path, variant: str) -> Dataset:
+    """All pictures with their (fine) labels, from whichever version is there."""
+    require(info, root)
+    pixels, labels, parts = [], [], []
+    for file, raw in _batches(info.name, root):
+        x, y = (_binary if file.suffix == ".bin" else _python)(info.name, file, raw)
+        pixels.append(x.reshape(-1, 3, 32, 32))
+        labels.append(y.astype(np.int64))
+        parts.append(np.full(len(y), TEST if file.stem.startswith("test") else TRAIN, dtype=np.uint8))
+    classes = CIFAR10 if info.name == "cifar-10" else CIFAR100
+    whole = (torch.from_numpy(np.concatenate(pieces)) for pieces in (pixels, labels, parts))
+    return Dataset(info.name, next(whole), next(whole), classes, next(whole))
+
+
+def _batches(name: str, root: Path) -> list[tuple[Path, bytes]]:
+    """The batch files with their contents, in order, from the first version that is there."""
+    for files in _versions(name):
+        paths = [root / file for file in files]
+        if all(path.exists() for path in paths):
+            return _unpack(name, paths[0]) if len(paths) == 1 else [(path, path.read_bytes()) for path in paths]
+    raise AssertionError("required before")
+
+
+def _versions(name: str) -> list[tuple[str, ...]]:
+    """The sets of files that hold this data set; one archive first, as it is published."""
+    binary, python = FOLDERS[name]
+    return [
+        (f"{name}-binary.tar.gz",),
+        tuple(f"{binary}/{batch}.bin" for batch in BATCHES[name]),
+        tuple(f"{python}/{batch}" for batch in BATCHES[name]),
+        (f"{name}-python.tar.gz",),
+    ]
+
+
+def _unpack(name: str, archive: Path) -> list[tuple[Path, bytes]]:
+    contents: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                stream = tar.extractfile(member) if member.isfile() else None
+                if stream and Path(member.name).stem in BATCHES[name]:
+                    contents[Path(member.name).name] = stream.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error):
+        raise damaged(archive) from None
+    suffix = ".bin" if "binary" in archive.name else ""
+    names = [batch + suffix for batch in BATCHES[name]]
+    missing = [name for name in names if name not in contents]
+    if missing:
+        raise damaged(archive, f"there is no {missing[0]} in it")
+    return [(archive / name, contents[name]) for name in names]
+
+
+def _binary(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
+    """Records of one label byte (CIFAR-100: the coarse one, then the fine one) and the pixels."""
+    labels = 1 if name == "cifar-10" else 2
+    if not raw or len(raw) % (labels + PIXELS):
+        raise damaged(file, f"its {len(raw)} bytes are not whole records of {labels + PIXELS} bytes")
+    records = np.frombuffer(raw, np.uint8).reshape(-1, labels + PIXELS)
+    return records[:, labels:], records[:, labels - 1]
+
+
+def _python(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
+    """A pickled dictionary with `data` and `labels` (CIFAR-100: `fine_labels`)."""
+    try:
+        batch = _Unpickler(file, raw).load()
+        x = batch[b"data"].array
+        y = np.array(batch[b"labels" if name == "cifar-10" else b"fine_labels"], dtype=np.uint8)
+        if x.shape != (len(y), PIXELS):
+            raise ValueError("sizes")
+    except FedtailorError:
+        raise
+    except Exception:  # a broken pickle can raise anything
+        raise damaged(file, "it is not a CIFAR batch, or truncated") from None
+    return x, y
+
+
+class _Array:
+    """Stands in for numpy.ndarray while unpickling: takes the bytes, runs nothing."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.array: Bytes = np.empty((0, PIXELS), dtype=np.uint8)
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], "_Type", bool, bytes]) -> None:
+        _, shape, kind, column_first, raw = state
+        if kind.code != b"u1":
+            raise ValueError("pixels are bytes")
+        self.array = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_first else "C")
+
+
+class _Type:
+    """Stands in for numpy.dtype."""
+
+    def __init__(self, code: bytes, *flags: object) -> None:
+        self.code = code
+
+    def __setstate__(self, state: object) -> None:
+        pass  # byte order and the like: bytes have none
+
+
+class _Unpickler(pickle.Unpickler):
+    STAND_INS = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Type,
+    }
+
+    def __init__(self, file: Path, raw: bytes) -> None:
+        super().__init__(io.BytesIO(raw), encoding="bytes")
+        self.file = file
+
+    def find_class(self, module: str, name: str) -> Any:
+        stand_in = self.STAND_INS.get((module, name))
+        if stand_in is None:
+            raise FedtailorError(
+                f"The file {self.file} is not a CIFAR batch: it asks for {module}.{name}, which fedtailor "
+                "refuses to run; get the published file."
+            )
+        return stand_in
+
+
+def _info(name: str, description: str, classes: int) -> DataInfo:
+    files, *also = _versions(name)
+    return DataInfo(name, description, classes, files, "https://www.cs.toronto.edu/~kriz/cifar.html", also=tuple(also))
+
+
+DATA_SETS: DataSets = (
+    (_info("cifar-10", "photographs of animals and vehicles, 32×32 colour", 10), read_cifar),
+    (_info("cifar-100", "photographs of many things, 32×32 colour", 100), read_cifar),
+)

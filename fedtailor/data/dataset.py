@@ -1,0 +1,104 @@
+"""What every loader returns: all samples of a data set in two tensors, with what its authors say about them.
+
+A `Dataset` is checked when it is made, so that nothing behind it has to doubt its samples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import FedtailorError
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples with their classes and, where known, the authors' split and the natural clients."""
+
+    name: str
+    x: Tensor  # uint8 pictures (n, channels, height, width), or float32 features (n, ...)
+    y: Tensor  # int64 class numbers, or float targets (regression)
+    classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
+    part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the authors' own split
+    client: Tensor | None = None  # int64: index into client_names
+    client_names: tuple[str, ...] = ()
+    group: Tensor | None = None  # int64: samples of one group are dealt and split together
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+        _check_features(self)
+        _check_labels(self)
+        _check_groups(self)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def _check_lengths(data: Dataset) -> None:
+    if data.x.ndim == 0 or data.y.ndim == 0 or len(data.y) == 0:
+        raise FedtailorError(f"The data set {data.name!r} has no samples: it needs at least one.")
+    for field in ("x", "part", "client", "group"):
+        values = getattr(data, field)
+        if values is not None and len(values) != len(data.y):
+            raise FedtailorError(
+                f"The data set {data.name!r} has {len(data.y)} labels but {len(values)} entries in "
+                f"{field!r}: give one of each per sample."
+            )
+
+
+def _check_features(data: Dataset) -> None:
+    if data.x.dtype == torch.uint8:
+        if data.x.ndim != 4:
+            raise FedtailorError(
+                f"The pictures of {data.name!r} have shape {tuple(data.x.shape)}: "
+                "give them as (samples, channels, height, width)."
+            )
+        return
+    if data.x.dtype != torch.float32:
+        raise FedtailorError(
+            f"The features of {data.name!r} are {data.x.dtype}: give float32 features or uint8 pictures."
+        )
+    bad = (~torch.isfinite(data.x)).reshape(len(data.x), -1).any(dim=1)
+    if bad.any():
+        raise FedtailorError(
+            f"The features of {data.name!r} are not all finite: {int(bad.sum())} of {len(bad)} samples hold "
+            f"NaN or Inf, the first is sample {int(bad.nonzero()[0])}; clean the data first."
+        )
+
+
+def _check_labels(data: Dataset) -> None:
+    if data.y.is_floating_point():
+        if data.classes:
+            raise FedtailorError(f"The labels of {data.name!r} are fractions: classes need whole numbers.")
+        if not torch.isfinite(data.y).all():
+            raise FedtailorError(f"The targets of {data.name!r} hold NaN or Inf: clean the data first.")
+    else:
+        _check_range(data, "labels", data.y, len(data.classes))
+    if data.part is not None:
+        _check_range(data, "parts", data.part, 3)
+    if data.client is not None:
+        _check_range(data, "clients", data.client, len(data.client_names))
+
+
+def _check_range(data: Dataset, what: str, values: Tensor, end: int) -> None:
+    low, high = int(values.min()), int(values.max())
+    if values.ndim != 1 or low < 0 or high >= end:
+        raise FedtailorError(
+            f"The {what} of {data.name!r} go from {low} to {high} in shape {tuple(values.shape)}: "
+            f"each sample needs one number from 0 to {end - 1}."
+        )
+
+
+def _check_groups(data: Dataset) -> None:
+    if data.group is None:
+        return
+    _, first, group = np.unique(data.group.numpy(), return_index=True, return_inverse=True)
+    for field in ("part", "client"):
+        values = getattr(data, field)
+        if values is not None and not torch.equal(values, values[first[group]]):
+            raise FedtailorError(
+                f"A group of {data.name!r} has samples of more than one {field}: give each its own group."
+            )

@@ -1,0 +1,257 @@
+"""A federation's data: the samples of a data set dealt to clients, and each client's split into parts.
+
+All clients' samples lie in one tensor, client by client, and within a client train, validation, test. So a
+client's data is a slice without copies, and can be shared between processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import FedtailorError, unknown
+from ..streams import numpy_stream
+from .dataset import TEST, TRAIN, VALIDATION, Dataset
+from .partitions import NATURAL, Ints, deal, parse
+
+SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """What each client holds; made by `federate`."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    bounds: Tensor  # int64 (clients, 4): start, end of train, end of validation, end of test
+    classes: tuple[str, ...]  # () for regression
+    names: tuple[str, ...]  # of the clients
+    new: frozenset[int] = frozenset()  # clients held out from training
+
+    @property
+    def clients(self) -> int:
+        return len(self.names)
+
+    @property
+    def samples(self) -> Tensor:
+        """The number of training samples of each client."""
+        return self.bounds[:, 1] - self.bounds[:, 0]
+
+    def train(self, client: int) -> tuple[Tensor, Tensor]:
+        return self._slice(client, "train")
+
+    def validation(self, client: int) -> tuple[Tensor, Tensor]:
+        return self._slice(client, "validation")
+
+    def test(self, client: int) -> tuple[Tensor, Tensor]:
+        return self._slice(client, "test")
+
+    def held_out(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The inputs of the clients' validation and test samples, client by client, and how many of each."""
+        bounds = self.bounds[list(clients)].tolist()
+        pieces = [self.x[start:end] for _, start, _, end in bounds]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces), [len(piece) for piece in pieces]
+
+    def to(self, device: torch.device | str) -> "FederatedData":
+        """The same with all samples on a device."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+    def fingerprint(self) -> str:
+        """A checksum of all samples and who has them: equal data have equal ones."""
+        x = self.x.permute(0, 2, 3, 1) if self.x.ndim == 4 else self.x
+        checksum = 0
+        for tensor in (self.bounds, self.y, x):
+            checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
+        return f"{checksum:08x}"
+
+    def _slice(self, client: int, split: str) -> tuple[Tensor, Tensor]:
+        start, end = (int(self.bounds[client, column]) for column in SPLITS[split])
+        return self.x[start:end], self.y[start:end]
+
+    def counts(self, split: str | None = None) -> Tensor:
+        """Numbers of samples, clients × classes (one column for regression), in one split or in all."""
+        split = split or "all"
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        first, last = SPLITS[split]
+        table = torch.zeros(self.clients, max(len(self.classes), 1), dtype=torch.int64)
+        for row, bounds in zip(table, self.bounds.tolist(), strict=True):
+            labels = self.y[bounds[first] : bounds[last]]
+            row += torch.bincount(labels, minlength=len(row)) if self.classes else len(labels)
+        return table
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    partition: str = "dirichlet:0.3",
+    clients: int | None = None,
+    seed: int = 0,
+    test: float = 0.2,
+    validation: float = 0.1,
+    split: Literal["merge", "official"] = "merge",
+    min_samples: int = 10,
+    max_train: int | None = None,
+    new_clients: int = 0,
+    pixels: Literal["unit", "signed"] = "unit",
+    dtype: torch.dtype = torch.float32,
+) -> FederatedData:
+    """Deal a data set to clients (20, or the natural ones, unless said) and split each client's samples.
+
+    `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
+    `split="official"` keeps it, and takes `validation` off the training part where the authors have none.
+    """
+    _check_options(test, validation, split, min_samples, max_train, pixels, seed)
+    units, first = _units(dataset)
+    official = split == "official"
+    parts = _official_parts(dataset, first, validation, seed) if official else np.zeros_like(first)
+    client, names = _clients(dataset, first, parts, partition, clients, min_samples, seed)
+    if not 0 <= new_clients < len(names):
+        raise FedtailorError(
+            f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
+        )
+    side = parts if official else _random_sides(client, len(names), test, validation, seed)
+    client, side = client[units], side[units]
+    if max_train is not None:
+        client = _thin(client, side, len(names), max_train, seed)
+    bounds, order = _layout(client, side, names, dataset.name)
+    new = numpy_stream(seed, "partition", "new").permutation(len(names))[:new_clients]
+    return FederatedData(
+        name=dataset.name,
+        x=_prepare(dataset.x[order], pixels, dtype),
+        y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
+        bounds=bounds,
+        classes=dataset.classes,
+        names=names,
+        new=frozenset(new.tolist()),
+    )
+
+
+def _check_options(
+    test: float,
+    validation: float,
+    split: str,
+    min_samples: int,
+    max_train: int | None,
+    pixels: str,
+    seed: int,
+) -> None:
+    if split not in ("merge", "official"):
+        raise unknown("split", split, ("merge", "official"))
+    if pixels not in ("unit", "signed"):
+        raise unknown("pixel range", pixels, ("unit", "signed"))
+    if not (test >= 0 and validation >= 0 and test + validation < 1):
+        raise FedtailorError(
+            f"A test fraction of {test} and a validation fraction of {validation} leave nothing to train on: "
+            "give fractions from 0 that sum to less than 1."
+        )
+    if min_samples < 0 or seed < 0:
+        raise FedtailorError(f"min_samples ({min_samples}) and seed ({seed}) must not be negative: give 0 or more.")
+    if max_train is not None and max_train < 1:
+        raise FedtailorError(f"max_train is {max_train}, but each client needs a training sample: give 1 or more.")
+
+
+def _units(dataset: Dataset) -> tuple[Ints, Ints]:
+    """The units that are dealt, groups or single samples: each sample's unit, each unit's first sample."""
+    if dataset.group is None:
+        each = np.arange(len(dataset))
+        return each, each
+    _, first, units = np.unique(dataset.group.numpy(), return_index=True, return_inverse=True)
+    return units, first
+
+
+def _official_parts(dataset: Dataset, first: Ints, validation: float, seed: int) -> Ints:
+    if dataset.part is None:
+        raise FedtailorError(f"The data set {dataset.name!r} has no official split: use split 'merge'.")
+    parts: Ints = dataset.part.numpy()[first].astype(np.int64)
+    train = np.flatnonzero(parts == TRAIN)
+    if validation > 0 and not (parts == VALIDATION).any():
+        taken = round(validation * len(train))
+        parts[numpy_stream(seed, "partition", "validation").permutation(train)[:taken]] = VALIDATION
+    return parts
+
+
+def _clients(
+    dataset: Dataset,
+    first: Ints,
+    parts: Ints,
+    partition: str,
+    clients: int | None,
+    min_samples: int,
+    seed: int,
+) -> tuple[Ints, tuple[str, ...]]:
+    """The client of each unit, and the names of the clients."""
+    if partition == NATURAL:
+        if dataset.client is None:
+            raise FedtailorError(f"The data set {dataset.name!r} names no clients: choose another partition.")
+        known = len(dataset.client_names)
+        if clients not in (None, known):
+            raise FedtailorError(f"The data set {dataset.name!r} has {known} natural clients, not {clients}.")
+        return dataset.client.numpy()[first], dataset.client_names
+    clients = 20 if clients is None else clients
+    parse(partition)
+    if clients < 1:
+        raise FedtailorError(f"{clients} clients were asked for: a federation needs at least 1.")
+    if max(min_samples, 1) * clients > len(first):
+        raise FedtailorError(
+            f"The data set {dataset.name!r} has {len(first)} samples, too few for {clients} clients "
+            f"with at least {max(min_samples, 1)} each: ask for fewer clients or a smaller min_samples."
+        )
+    labels = dataset.y.numpy()[first]
+    dealt = deal(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)
+    return dealt, tuple(map(str, range(clients)))
+
+
+def _random_sides(client: Ints, clients: int, test: float, validation: float, seed: int) -> Ints:
+    """Each client's units at random into train, validation and test.
+
+    Train gets one first; then test and validation, where asked for, get at least one while there are any.
+    """
+    side = np.full(len(client), TRAIN, dtype=np.int64)
+    for c in range(clients):
+        mine = numpy_stream(seed, "partition", "split", c).permutation(np.flatnonzero(client == c))
+        n_test = min(max(round(test * len(mine)), 1), len(mine) - 1) if test else 0
+        n_validation = min(max(round(validation * len(mine)), 1), len(mine) - 1 - n_test) if validation else 0
+        side[mine[:n_test]] = TEST
+        side[mine[n_test : n_test + n_validation]] = VALIDATION
+    return side
+
+
+def _thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> Ints:
+    """Drop training samples at random until each client has at most `max_train`."""
+    client = client.copy()
+    for c in range(clients):
+        rng = numpy_stream(seed, "partition", "max_train", c)
+        client[rng.permutation(np.flatnonzero((client == c) & (side == TRAIN)))[max_train:]] = -1
+    return client
+
+
+def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tuple[Tensor, Tensor]:
+    """The bounds of all clients, and the order of the samples that makes them slices."""
+    order = np.lexsort((side, client))
+    order = order[client[order] >= 0]
+    counts = np.zeros((len(names), 3), dtype=np.int64)
+    np.add.at(counts, (client[order], side[order]), 1)
+    if not counts[:, TRAIN].all():
+        empty = names[int(np.argmin(counts[:, TRAIN]))]
+        raise FedtailorError(
+            f"Client {empty!r} of {name!r} has no training sample: leave it out, or choose another split or partition."
+        )
+    ends = np.cumsum(counts).reshape(counts.shape)
+    starts = ends[:, :1] - counts[:, :1]
+    return torch.from_numpy(np.hstack([starts, ends])), torch.from_numpy(order)
+
+
+def _prepare(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
+    """Numbers that a network takes; pictures with the channels last in memory, which is faster on a CPU."""
+    if x.ndim == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    if x.dtype != torch.uint8:
+        return x.to(dtype)
+    x = x.to(dtype).div_(255)
+    return x.mul_(2).sub_(1) if pixels == "signed" else x

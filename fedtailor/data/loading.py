@@ -1,0 +1,68 @@
+"""Finding a data set by its name: one of the published ones in the catalogue, or a path to the user's own."""
+
+from pathlib import Path
+
+from ..errors import FedtailorError, unknown
+from . import arrays, cifar, idx, medmnist, omniglot, pictures, synthetic, table
+from . import info as information
+from .dataset import Dataset
+from .info import DataInfo, Reader
+
+MODULES = (synthetic, idx, cifar, medmnist, omniglot)
+DATA_SETS: dict[str, tuple[DataInfo, Reader]] = {
+    info.name: (info, reader) for module in MODULES for info, reader in module.DATA_SETS
+}
+
+
+def catalogue() -> list[DataInfo]:
+    """All data sets that are known by name."""
+    return [info for info, _ in DATA_SETS.values()]
+
+
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    label_column: str | None = None,
+    client_column: str | None = None,
+    picture_size: int | None = None,
+) -> Dataset:
+    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder of pictures by path.
+
+    `label_column` and `client_column` are for a CSV, `picture_size` for a folder.
+    """
+    root = information.data_dir(data_dir)
+    base, _, variant = name.partition(":")
+    own = None if base in DATA_SETS else _own_path(name, root)
+    csv, folder = own is not None and own.suffix.lower() == ".csv", own is not None and own.is_dir()
+    if (label_column or client_column) and not csv:
+        raise FedtailorError(f"label_column and client_column are for CSV files: leave them out for {name!r}.")
+    if picture_size is not None and not folder:
+        raise FedtailorError(f"picture_size is for folders of pictures: leave it out for {name!r}.")
+    if own is None:
+        info, reader = DATA_SETS[base]
+        if variant and not info.variants:
+            raise FedtailorError(f"The data set {base!r} has no variants: write {base!r}, not {name!r}.")
+        return reader(info, root, variant)
+    if folder:
+        return pictures.read_folder(own, picture_size)
+    return table.read_csv(own, label_column, client_column) if csv else _read_npz(own)
+
+
+def _own_path(name: str, root: Path) -> Path:
+    """The user's file or folder of this name, here or in the data directory."""
+    for path in (Path(name), root / name):
+        if path.is_dir() or (path.is_file() and path.suffix.lower() in (".npz", ".csv")):
+            return path
+        if path.is_file():
+            raise FedtailorError(f"The file {path} is neither .npz nor .csv: these and folders can be read.")
+    if "/" in name or "\\" in name or Path(name.partition(":")[0]).suffix:
+        raise FedtailorError(f"There is no file {name}, neither here nor in {root}: check the path.")
+    raise unknown("data set", name, DATA_SETS)
+
+
+def _read_npz(path: Path) -> Dataset:
+    contents = arrays.read_arrays(path)
+    if medmnist.is_medmnist(contents):
+        return medmnist.from_arrays(path.stem, path, contents)
+    return arrays.read_npz(path, contents)

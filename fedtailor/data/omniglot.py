@@ -1,0 +1,96 @@
+"""Omniglot: 1,623 characters of 50 alphabets, each drawn by 20 people; zips or folders of PNG files.
+
+Both published halves (background and evaluation) are read. Pictures are resized to 28×28 and inverted: ink is
+bright, paper is 0. A client is an alphabet.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageChops
+
+from ..errors import FedtailorError
+from .dataset import Dataset
+from .info import DataInfo, DataSets, damaged, require
+from .pictures import open_picture
+
+HALVES = ("images_background", "images_evaluation")
+SIDE, DRAWERS = 28, 20
+
+
+def read_omniglot(info: DataInfo, root: Path, variant: str) -> Dataset:
+    """`group` is class × 20 + drawer, one drawing. `omniglot:rotated` adds each by 90°, 180° and 270°."""
+    if variant not in ("", "rotated"):
+        raise FedtailorError(f"'omniglot:{variant}' is not known: write 'omniglot' or 'omniglot:rotated'.")
+    require(info, root)
+    drawings = [drawing for half in HALVES for drawing in _drawings(root / "omniglot" / half)]
+    alphabets = list(dict.fromkeys(alphabet for alphabet, *_ in drawings))
+    characters = list(dict.fromkeys((alphabet, character) for alphabet, character, *_ in drawings))
+    client_of = {alphabet: number for number, alphabet in enumerate(alphabets)}
+    class_of = {character: number for number, character in enumerate(characters)}
+    x = torch.from_numpy(np.stack([pixels for *_, pixels in drawings]))[:, None]
+    y = torch.tensor([class_of[alphabet, character] for alphabet, character, *_ in drawings])
+    client = torch.tensor([client_of[alphabet] for alphabet, *_ in drawings])
+    group = y * DRAWERS + torch.tensor([drawer for _, _, drawer, _ in drawings])
+    turns = 4 if variant else 1
+    return Dataset(
+        name="omniglot:rotated" if variant else "omniglot",
+        x=torch.cat([x.rot90(turn, (2, 3)) for turn in range(turns)]),
+        y=y.repeat(turns),
+        classes=tuple(map("/".join, characters)),
+        client=client.repeat(turns),
+        client_names=tuple(alphabets),
+        group=group.repeat(turns),
+    )
+
+
+def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
+    """Alphabet, character, drawer (0 to 19) and pixels of each file of one half."""
+    for file, contents in _pngs(half):
+        alphabet, character, picture = PurePosixPath(file).parts[-3:]
+        try:
+            drawer = int(PurePosixPath(picture).stem.split("_")[1]) - 1  # 0964_20.png
+        except (IndexError, ValueError):
+            drawer = -1
+        if not 0 <= drawer < DRAWERS:
+            raise damaged(file, "its name is not CHARACTER_DRAWER.png with a drawer from 01 to 20")
+        image = ImageChops.invert(open_picture(file, contents).convert("L"))
+        yield alphabet, character, drawer, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def _pngs(half: Path) -> Iterator[tuple[str, bytes]]:
+    """The pictures of one half in order of their names, from its folder or else its zip."""
+    if half.is_dir():
+        for path in sorted(half.glob("*/*/*.png")):
+            yield path.as_posix(), path.read_bytes()
+        return
+    archive = half.with_suffix(".zip")
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            for name in sorted(zipped.namelist()):
+                if name.startswith(half.name) and name.endswith(".png"):
+                    yield f"{archive}/{name}", zipped.read(name)
+    except (zipfile.BadZipFile, EOFError, OSError, zlib.error):
+        raise damaged(archive) from None
+
+
+def _files(suffixes: tuple[str, str]) -> tuple[str, ...]:
+    return tuple(f"omniglot/{half}{suffix}" for half, suffix in zip(HALVES, suffixes, strict=True))
+
+
+DATA_SETS: DataSets = (
+    (
+        DataInfo(
+            "omniglot", "handwritten characters of 50 alphabets (the clients), 28×28 grey", 1623,
+            _files((".zip", ".zip")),
+            "https://github.com/brendenlake/omniglot", variants="rotated (each drawing in four directions)",
+            also=(_files(("", "")), _files(("", ".zip")), _files((".zip", ""))),
+        ),
+        read_omniglot,
+    ),
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""Partitions: how the samples of one data set are dealt to the clients of a simulated federation.
+
+A partition is a matrix of shares, classes × clients, drawn once. Each part of the data (train, validation,
+test) is then dealt by these shares, so that a client's parts have the same mix of classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FedtailorError, unknown
+from ..streams import numpy_stream
+
+Ints = NDArray[np.int64]
+Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class
+DRAWS = 1000
+NATURAL = "natural"  # not drawn: the data set knows its clients
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A way to draw the shares: `draw(totals, clients, parameter, rng)`, `totals` being (parts, classes)."""
+
+    description: str
+    draw: Callable[[Ints, int, float, np.random.Generator], Shares]
+    parameter: str = ""  # "ALPHA" (a positive number), "K" (a whole number) or none
+    by_label: bool = True  # otherwise all samples count as one class
+    in_turn: bool = False  # deal a class's samples round-robin in file order; otherwise shuffle and cut
+
+
+def parse(spec: str) -> tuple[Partition, float]:
+    """The partition that `name[:parameter]` asks for, and its parameter (0 if it takes none)."""
+    name, colon, text = spec.partition(":")
+    if name not in PARTITIONS:
+        raise unknown("partition", name, [*PARTITIONS, NATURAL])
+    partition = PARTITIONS[name]
+    if not partition.parameter:
+        if colon:
+            raise FedtailorError(f"The partition {name!r} takes no parameter: write {name!r}, not {spec!r}.")
+        return partition, 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    whole = partition.parameter == "K"
+    if not isfinite(value) or value <= 0 or (whole and value != int(value)):
+        kind = "a whole number above 0" if whole else "a number above 0"
+        example = f"{name}:{2 if whole else 0.3}"
+        raise FedtailorError(f"The partition {spec!r} needs {kind} after the colon: write for example {example!r}.")
+    return partition, value
+
+
+def deal(labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_samples: int, seed: int) -> Ints:
+    """The client of each sample; -1 for samples of a class that no client owns. Part 0 is trained on."""
+    partition, parameter = parse(spec)
+    if not partition.by_label:
+        labels, classes = np.zeros_like(labels), 1
+    elif not classes:
+        raise FedtailorError(
+            f"The partition {spec!r} deals by class, but these targets are numbers: use iid, quantity or natural."
+        )
+    totals = np.zeros((int(parts.max()) + 1, classes), dtype=np.int64)
+    np.add.at(totals, (parts, labels), 1)
+    rng = numpy_stream(seed, "partition", "shares")
+    for _ in range(DRAWS):
+        shares = partition.draw(totals, clients, parameter, rng)
+        counts = _counts(totals, shares, partition.in_turn)
+        fewest = int(counts.sum(axis=(0, 1)).min())
+        if fewest >= min_samples and counts[0].sum(axis=0).min() > 0:
+            return _hand_out(labels, parts, counts, partition.in_turn, numpy_stream(seed, "partition", "order"))
+    raise FedtailorError(
+        f"The partition {spec!r} left a client with fewer than {max(min_samples, 1)} samples in each "
+        f"of {DRAWS} draws ({fewest} in the last): ask for fewer clients, a smaller min_samples "
+        "or more even shares."
+    )
+
+
+def _cut(totals: Ints, shares: Shares) -> Ints:
+    """How many of `totals[...]` samples each client gets: cut at the cumulative shares, rounded down."""
+    # The small number keeps 0.1 + 0.2 of 10 from being cut at 2.9999.
+    edges = np.floor(totals[..., None] * np.cumsum(shares, axis=-1) + 1e-6).astype(np.int64)
+    counts: Ints = np.diff(edges, axis=-1, prepend=0)
+    return counts
+
+
+def _counts(totals: Ints, shares: Shares, in_turn: bool) -> Ints:
+    """The numbers of samples (parts, classes, clients) that these shares give."""
+    if not in_turn:
+        return _cut(totals, shares)
+    owned = shares > 0
+    owners = np.maximum(owned.sum(axis=1, keepdims=True), 1)
+    rounds, rest = np.divmod(totals[..., None], owners)
+    turn = np.cumsum(owned, axis=1) - 1
+    counts: Ints = np.where(owned, rounds + (turn < rest), 0)
+    return counts
+
+
+def _hand_out(labels: Ints, parts: Ints, counts: Ints, in_turn: bool, rng: np.random.Generator) -> Ints:
+    client = np.full(len(labels), -1, dtype=np.int64)
+    for part, label in np.argwhere(counts.sum(axis=2) > 0):
+        samples = np.flatnonzero((parts == part) & (labels == label))
+        to = np.repeat(np.arange(counts.shape[2]), counts[part, label])
+        if in_turn:
+            owners = len(np.unique(to))
+            order = np.argsort(np.arange(len(samples)) % owners, kind="stable")
+        else:
+            order = rng.permutation(len(samples))
+        client[samples[order]] = to
+    return client
+
+
+def _even(totals: Ints, clients: int, _: float, rng: np.random.Generator) -> Shares:
+    return np.full((totals.shape[1], clients), 1 / clients)
+
+
+def _plain_dirichlet(totals: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Shares:
+    return rng.dirichlet(np.full(clients, alpha), size=totals.shape[1])
+
+
+def _capped_dirichlet(totals: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Shares:
+    """PGFed's: a client that already has its even part of all samples gets none of the next class."""
+    shares = np.zeros((totals.shape[1], clients))
+    size = np.zeros(clients, dtype=np.int64)
+    for label, of_class in enumerate(totals.T):
+        room = size * clients < totals.sum()
+        row = rng.dirichlet(np.full(clients, alpha)) * room
+        if row.sum() == 0:  # a tiny alpha gives all to clients that have enough
+            row = room if room.any() else np.ones(clients)
+        shares[label] = row / row.sum()
+        size += _cut(of_class, shares[label]).sum(axis=0)
+    return shares
+
+
+def _some_classes(totals: Ints, clients: int, k: float, rng: np.random.Generator) -> Shares:
+    """Each client draws K classes at random.
+
+    Then each class without an owner takes the place of a class with several, at a random client: so every
+    class has an owner wherever clients × K ≥ classes. Otherwise classes without an owner are left out.
+    """
+    classes = totals.shape[1]
+    if k > classes:
+        raise FedtailorError(
+            f"{int(k)} classes per client were asked for, but the data has {classes}: ask for at most {classes}."
+        )
+    owned = np.zeros((classes, clients), dtype=bool)
+    for client in range(clients):
+        owned[rng.permutation(classes)[: int(k)], client] = True
+    for orphan in np.flatnonzero(~owned.any(axis=1)):
+        spare = np.argwhere(owned & (owned.sum(axis=1, keepdims=True) > 1))
+        if len(spare):
+            label, client = spare[rng.integers(len(spare))]
+            owned[label, client], owned[orphan, client] = False, True
+    shares: Shares = owned / np.maximum(owned.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def _pairs(totals: Ints, clients: int, _: float, rng: np.random.Generator) -> Shares:
+    """pFedMB's: clients 0 and 1 own classes 0 and 1, clients 2 and 3 classes 2 and 3, and so on, in turn."""
+    classes = totals.shape[1]
+    if classes % 2 or clients % classes:
+        raise FedtailorError(
+            "The partition 'pairs' needs an even number of classes and as many clients as classes, or a "
+            f"multiple: {clients} clients do not fit {classes} classes."
+        )
+    owned = np.arange(classes)[:, None] // 2 == np.arange(clients) // 2 % (classes // 2)
+    shares: Shares = owned / owned.sum(axis=1, keepdims=True)
+    return shares
+
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition("all clients alike: shuffled and dealt evenly", _even, by_label=False),
+    "dirichlet": Partition(
+        "each class by Dirichlet(ALPHA) shares; who has an even part of all gets no more (PGFed)",
+        _capped_dirichlet, "ALPHA",
+    ),
+    "dirichlet-plain": Partition(
+        "each class by Dirichlet(ALPHA) shares, without that cap", _plain_dirichlet, "ALPHA"
+    ),
+    "classes": Partition(
+        "K random classes per client, each dealt in turn to its owners (PFLEGO)",
+        _some_classes, "K", in_turn=True,
+    ),
+    "classes-random": Partition(
+        "K random classes per client, each shuffled and cut evenly (pFedMB, FedACS)", _some_classes, "K"
+    ),
+    "pairs": Partition("clients 2k and 2k+1 share the same two classes (pFedMB)", _pairs),
+    "quantity": Partition(
+        "classes alike, sizes by Dirichlet(ALPHA)", _plain_dirichlet, "ALPHA", by_label=False
+    ),
+}  # fmt: skip
+
+
+def partitions_catalogue() -> dict[str, str]:
+    """How each partition is written, and one line on what it does."""
+    drawn = {
+        f"{name}:{partition.parameter}" if partition.parameter else name: partition.description
+        for name, partition in PARTITIONS.items()
+    }
+    return drawn | {NATURAL: "the clients that the data itself names"}

@@ -1,0 +1,166 @@
+"""What is done for one client: the work that every engine hands out, and the bench on which a process does it.
+
+A bench holds one network and all that stays the same during a run; a task brings the message and the client's state,
+a result takes away the reply, the new state and what was measured. Both are named tensors and plain values, so an
+engine may carry them anywhere.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.data import FederatedData
+from fedtailor.learning.client import Client, Message, State
+from fedtailor.learning.descent import Descent, Loss
+from fedtailor.learning.metrics import Metrics, measure, outputs
+from fedtailor.learning.network import Network
+from fedtailor.method import Method
+
+Measured = dict[str, Metrics]  # "test" and "validation"
+
+
+@dataclass
+class Task:
+    """Work for one client; or, to evaluate a model that several clients share, for all of them in one pass."""
+
+    kind: Literal["train", "train and evaluate", "evaluate", "evaluate shared", "personal"]
+    round: int
+    clients: tuple[int, ...]
+    message: Message
+    state: State = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """What came of a task. With an `error` there is nothing else."""
+
+    clients: tuple[int, ...]
+    reply: State = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+    measured: list[Measured] = field(default_factory=list)
+    used_message: bool = True
+    seconds: float = 0.0
+    error: str = ""
+
+
+class _Watched(dict[str, Tensor]):
+    """A message that knows whether it was read: a model that did not need it stays as it was evaluated before."""
+
+    read = False
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read = True
+        return super().__getitem__(name)
+
+
+@dataclass
+class Bench:
+    """One process's place of work: the network, and what is the same for all clients and rounds."""
+
+    method: Method
+    network: Network
+    initial: Tensor
+    data: FederatedData
+    loss: Loss
+    how: Descent
+    keep_momentum: bool
+    fine_tune: int
+    seed: int
+
+    def client(self, number: int, round: int, state: State) -> Client:
+        train, validation = self.data.train(number), self.data.validation(number)
+        return Client(
+            number,
+            round,
+            self.seed,
+            state,
+            train,
+            validation,
+            self.network,
+            self.initial,
+            self.loss,
+            self.how,
+            self.keep_momentum,
+        )
+
+    def do(self, task: Task) -> Result:
+        """Do one task. Whatever goes wrong in it is said in the result: one client's failure is not the run's."""
+        begin = time.perf_counter()
+        try:
+            result = self._evaluate_shared(task) if task.kind == "evaluate shared" else self._visit(task)
+        except Exception as error:  # a method's or a network's own fault, of any kind
+            where = f"{type(self.method).__name__}, round {task.round}, client {self.data.names[task.clients[0]]}"
+            result = Result(task.clients, error=f"{where}: {type(error).__name__}: {error}")
+        result.seconds = time.perf_counter() - begin
+        return result
+
+    def _visit(self, task: Task) -> Result:
+        client = self.client(task.clients[0], task.round, task.state)
+        message = _Watched(task.message)
+        if task.kind in ("train", "train and evaluate"):
+            reply = dict(self.method.train(client, message))
+            _check("its reply", reply)
+            _check("its new state", client.state)
+            result = Result(task.clients, reply, client.state)
+            if task.kind == "train":
+                return result
+            # What the client itself would predict with now: its own reply stands in for the next broadcast.
+            result.measured = [self._measure_personal(client, {**message, **reply})]
+            return result
+        if task.kind == "personal":
+            return Result(task.clients, {"theta": self._personal(client, message)})
+        measured = self._measure_personal(client, message)
+        return Result(task.clients, measured=[measured], used_message=message.read)
+
+    def _personal(self, client: Client, message: Message) -> Tensor:
+        return self._tuned(self.method.personal(client, message), client.id)
+
+    def _tuned(self, theta: Tensor, number: int) -> Tensor:
+        """A model after the protocol's epochs of fine-tuning. Its stream is the same in all rounds: a model that did
+        not change need not be evaluated again."""
+        if not self.fine_tune:
+            return theta
+        return self.client(number, 0, {}).descend(theta, epochs=self.fine_tune, steps=None, purpose="fine-tuning")
+
+    def _measure_personal(self, client: Client, message: Message) -> Measured:
+        return next(self._measure(self._personal(client, message), (client.id,)))
+
+    def _evaluate_shared(self, task: Task) -> Result:
+        theta = task.message["theta"]
+        if self.fine_tune:
+            theta = self._tuned(theta, *task.clients)
+        return Result(task.clients, measured=list(self._measure(theta, task.clients)))
+
+    def _measure(self, theta: Tensor, clients: tuple[int, ...]) -> Iterator[Measured]:
+        """The clients' metrics, after one pass over the validation and test samples of all of them."""
+        x, lengths = self.data.held_out(clients)
+        scores = outputs(self.network, theta, x)
+        for number, piece in zip(clients, scores.split(lengths), strict=True):
+            validation, test = self.data.validation(number)[1], self.data.test(number)[1]
+            yield {
+                "validation": measure(piece[: len(validation)], validation, self.loss),
+                "test": measure(piece[len(validation) :], test, self.loss),
+            }
+
+
+def _check(what: str, tensors: Message) -> None:
+    """Only named, finite tensors may leave a client."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{what} holds {name!r}, a {type(tensor).__name__}; messages and state are tensors only")
+        if (
+            tensor.is_floating_point()
+            and not math.isfinite(float(tensor.detach().sum()))
+            and not tensor.isfinite().all()
+        ):
+            raise ValueError(f"{what} has NaN or infinite numbers in {name!r}")
+
+
+def copied(tensors: Message) -> State:
+    """A message or state that shares no memory with anything."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}

@@ -1,0 +1,173 @@
+"""An experiment: everything that decides a run's numbers, as one flat, validated file.
+
+The same names serve the command line (`--lr 0.1`), Python (`fedtailor.run("fedavg", lr=0.1)`) and TOML (`lr = 0.1`).
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.federation.participation import Participation
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Evaluation(_Strict):
+    """What is evaluated, when, on whom, averaged how and chosen how. It is part of every result."""
+
+    model: Literal["personal", "global", "local"] = Field(
+        "personal",
+        description="which model: each client's personal one, the global one, or local: what a participant holds "
+        "right after its local work, before the server's",
+    )
+    fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning on the client's own data before it is evaluated")
+    clients: Literal["all", "participants", "new"] = Field(
+        "all",
+        description="on whom: all training clients, the round's participants, or the new clients held out",
+    )
+    average: Literal["client", "sample"] = Field(
+        "client", description="the mean over clients, or over all test samples"
+    )
+    choose: Literal["last", "best-validation", "best-test", "last-10"] = Field(
+        "last", description="the round that counts as the result; last-10 is the mean of the last ten rounds"
+    )
+    every: int = Field(1, ge=1, description="evaluate every so many rounds (and in the last one)")
+
+
+class Experiment(_Strict):
+    """A complete experiment."""
+
+    method: str = Field("fedavg", description="a method's name, or module:Class")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
+
+    data: str = Field("digits", description="a data set's name, or the path of your own (npz, csv, folder)")
+    data_dir: str | None = Field(None, description="where data sets lie [FEDTAILOR_DATA, else ./data]")
+    label_column: str | None = Field(None, description="the label column of a CSV file")
+    client_column: str | None = Field(None, description="the client column of a CSV file")
+    picture_size: int | None = Field(None, ge=1, description="resize the pictures of a folder to this square")
+    pixels: Literal["unit", "signed"] = Field("unit", description="pixels in [0, 1] or in [-1, 1]")
+    clients: int | None = Field(None, ge=1, description="number of clients [20, or as many as the data names]")
+    partition: str | None = Field(
+        None,
+        description="how samples are dealt to clients [dirichlet:0.3, or natural where the data names clients]",
+    )
+    split: Literal["merge", "official"] = Field(
+        "merge",
+        description="merge the authors' train and test sets and split each client's data, or deal each of them",
+    )
+    test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
+    validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
+    min_samples: int = Field(10, ge=1, description="fewest samples of a client in a random partition")
+    max_train: int | None = Field(None, ge=1, description="at most so many training samples per client")
+    new_clients: int = Field(0, ge=0, description="clients held out from training")
+
+    model: str = Field("mlp", description="a network's name, or module:Class")
+    head: int | str = Field(1, description="the head: the last so many layers, or the names of its layers")
+    loss: str = Field("cross-entropy", description="cross-entropy, or module:function of (outputs, targets)")
+
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    participation: str = Field(
+        "all",
+        description="who takes part in a round: all, 0.25 (a fraction), 6 (so many), independent:0.2 (each by chance)",
+    )
+    lr: float = Field(0.1, gt=0, description="learning rate of the local descent")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the local descent")
+    keep_momentum: bool = Field(False, description="keep a client's momentum from visit to visit")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of the local descent")
+    epochs: int = Field(1, ge=1, description="local epochs in a round")
+    steps: int | None = Field(None, ge=1, description="local steps in a round, in place of epochs")
+    batch: int | Literal["full"] = Field(10, description="batch size, or full")
+    drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
+    seed: int = Field(0, ge=0, description="seed of everything random")
+    dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
+    device: str = Field("cpu", description="cpu, cuda, mps or auto")
+
+    evaluation: Evaluation = Evaluation()
+
+    on_failure: Literal["skip", "stop"] = Field(
+        "skip", description="a client that fails is left out of the round, or ends the run"
+    )
+    engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
+    workers: int | None = Field(None, ge=1, description="worker processes [as many as cores]")
+    states: Literal["memory", "disk"] = Field("memory", description="where the clients' states live during the run")
+    checkpoint_every: int = Field(10, ge=1, description="rounds from checkpoint to checkpoint")
+
+    @field_validator("participation", mode="before")
+    @classmethod
+    def _participation(cls, value: Any) -> str:
+        return str(Participation.parse(value))
+
+    @field_validator("head", mode="before")
+    @classmethod
+    def _head(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdigit() else value
+
+    @field_validator("batch")
+    @classmethod
+    def _batch(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("it must be at least 1, or 'full'")
+        return value
+
+    def same_numbers(self) -> dict[str, Any]:
+        """What decides the numbers of a run: all but where and how safely it is computed."""
+        return self.model_dump(exclude={"engine", "workers", "states", "checkpoint_every", "data_dir"})
+
+
+SECTIONS = ("parameters", "evaluation")
+
+
+def make_experiment(settings: Mapping[str, Any]) -> Experiment:
+    """The experiment with these settings; the first that is wrong is named in the error."""
+    try:
+        return Experiment(**settings)
+    except ValidationError as error:
+        raise _setting_error(error) from None
+
+
+def _setting_error(error: ValidationError) -> FedtailorError:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"] if part in _known_names() or first["type"] == "extra_forbidden")
+    if first["type"] == "extra_forbidden":
+        known = Evaluation.model_fields if first["loc"][0] == "evaluation" else Experiment.model_fields
+        return unknown("setting", name.removeprefix("evaluation."), known)
+    says = first["msg"].removeprefix("Value error, ")
+    return FedtailorError(f"The setting {name!r} is {first['input']!r}: {says[0].lower()}{says[1:]}.")
+
+
+def _known_names() -> set[str]:
+    return {*Experiment.model_fields, *Evaluation.model_fields}
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """The settings of an experiment file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedtailorError(f"There is no experiment file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailorError(f"The experiment file {path} is not valid TOML: {error}.") from None
+    except OSError as error:
+        raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None
+
+
+def write_toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML: plain values first, then one table for each section. What is None is left out."""
+    plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
+    lines = [f"{name} = {_toml(value)}" for name, value in plain.items() if value is not None]
+    for section in (name for name in settings if name not in plain and settings[name]):
+        lines += ["", f"[{section}]", write_toml(settings[section]).rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.1f}" if abs(value) < 1e16 else repr(value)
+    return json.dumps(value, ensure_ascii=False)

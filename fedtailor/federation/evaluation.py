@@ -1,0 +1,139 @@
+"""The evaluation protocol at work: which models are measured in a round, and what is made of the numbers."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedtailor.engines import Engine, Result, Task
+from fedtailor.engines.work import Measured
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import Evaluation
+from fedtailor.federation.record import Record
+from fedtailor.federation.states import States
+from fedtailor.method import Message, Method, Server
+
+SHARED_PASS = 2048  # held-out samples of clients evaluated together; fixed, so the numbers do not depend on the workers
+METRICS = ("accuracy", "loss", "balanced_accuracy", "auc")
+
+
+@dataclass
+class Evaluator:
+    """Measures what the protocol asks for, and nothing twice: a model that did not change keeps its numbers."""
+
+    protocol: Evaluation
+    method: Method
+    engine: Engine
+    states: States
+    clients: list[int]  # who may be evaluated: the training clients, or the new ones
+    test_samples: list[int]
+    held_out_samples: list[int]  # validation and test
+    known: dict[int, tuple[int | None, Measured]] = field(default_factory=dict)
+
+    def due(self, round: int, last: int) -> bool:
+        return round % self.protocol.every == 0 or round == last
+
+    def evaluate(self, server: Server, trained: Iterable[Result]) -> dict[int, Measured]:
+        """The round's measurements by client."""
+        if self.protocol.model == "local":
+            for result in trained:
+                self.known[result.clients[0]] = (None, result.measured[0])
+        chosen = self.clients
+        if self.protocol.clients == "participants":
+            chosen = [client for client in chosen if client in server.participants]
+        if self.protocol.model == "local":
+            return {client: self.known[client][1] for client in chosen if client in self.known}
+        fresh: dict[int, Measured] = {}
+        for result in self.engine.run(list(self._tasks(server, chosen))):
+            if result.error:
+                raise FedtailorError(f"The evaluation failed: {result.error}")
+            fresh |= dict(zip(result.clients, result.measured, strict=True))
+            if not result.used_message:
+                client = result.clients[0]
+                self.known[client] = (self.states.versions.get(client), fresh[client])
+        return {client: fresh[client] if client in fresh else self.known[client][1] for client in chosen}
+
+    def remember(self, clients: list[Record]) -> None:
+        """Take up what a resumed run had recorded: a participant's local model is measured only once."""
+        if self.protocol.model == "local":
+            for record in clients:
+                self.known |= {int(client): (None, measured) for client, measured in record["results"].items()}
+
+    def _tasks(self, server: Server, chosen: list[int]) -> Iterator[Task]:
+        if self.protocol.model == "global":
+            theta = self.method.central(server)
+            if theta is None:
+                raise FedtailorError(f"The method {self.method.name} has no global model: evaluate the personal ones.")
+            message: Message = {"theta": theta}
+        else:
+            message = self.method.broadcast(server)
+        if self.protocol.model == "global" or type(self.method).personal is Method.personal:
+            for group in self._groups(chosen):
+                yield Task("evaluate shared", server.round, group, message)
+            return
+        for client in chosen:
+            if client not in self.known or self.known[client][0] != self.states.versions.get(client):
+                yield Task("evaluate", server.round, (client,), message, self.states.get(client))
+
+    def _groups(self, chosen: list[int]) -> Iterator[tuple[int, ...]]:
+        """Neighbouring clients, as many as fill one pass; one by one where each fine-tunes the model first."""
+        group: list[int] = []
+        for client in chosen:
+            group.append(client)
+            if self.protocol.fine_tune or sum(self.held_out_samples[member] for member in group) >= SHARED_PASS:
+                yield tuple(group)
+                group = []
+        if group:
+            yield tuple(group)
+
+
+def summary(measured: dict[int, Measured], average: str, test_samples: list[int]) -> dict[str, Any]:
+    """A round's figures: the mean of each metric, the spread of the accuracy over clients, its worst decile (the mean
+    of the worst tenth of the clients, at least one), and the mean on validation samples."""
+
+    def values(split: str, metric: str) -> tuple[list[float], list[int]]:
+        pairs = [(m[split][metric], test_samples[client]) for client, m in sorted(measured.items())]
+        return [v for v, _ in pairs if v is not None], [n for v, n in pairs if v is not None]
+
+    def mean(split: str, metric: str) -> float | None:
+        found, weights = values(split, metric)
+        if not found:
+            return None
+        return float(np.average(found, weights=weights if average == "sample" and any(weights) else None))
+
+    figures: dict[str, Any] = {metric: mean("test", metric) for metric in METRICS}
+    accuracies = sorted(values("test", "accuracy")[0])
+    figures["accuracy_std"] = float(np.std(accuracies)) if accuracies else None
+    worst = accuracies[: max(1, len(accuracies) // 10)]
+    figures["accuracy_worst_decile"] = float(np.mean(worst)) if worst else None
+    figures["validation_accuracy"] = mean("validation", "accuracy")
+    figures["validation_loss"] = mean("validation", "loss")
+    figures["evaluated"] = len(values("test", "loss")[0])
+    return figures
+
+
+def chosen_round(rounds: list[dict[str, Any]], choose: str) -> dict[str, Any] | None:
+    """The round whose figures are the result. Best is by accuracy, or by loss where there is no accuracy; the first
+    of equals."""
+    evaluated = [record for record in rounds if record.get("loss") is not None]
+    if not evaluated:
+        return None
+    if choose == "last-10":
+        return _mean_round(evaluated[-10:])
+    if choose == "last":
+        return evaluated[-1]
+    prefix = "validation_" if choose == "best-validation" else ""
+    by_accuracy = [record for record in evaluated if record.get(f"{prefix}accuracy") is not None]
+    if by_accuracy:
+        return max(by_accuracy, key=lambda record: float(record[f"{prefix}accuracy"]))
+    by_loss = [record for record in evaluated if record.get(f"{prefix}loss") is not None]
+    return min(by_loss, key=lambda record: float(record[f"{prefix}loss"])) if by_loss else None
+
+
+def _mean_round(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    mean = dict(rounds[-1])
+    for name in (*METRICS, "accuracy_std", "accuracy_worst_decile", "validation_accuracy", "validation_loss"):
+        found = [record[name] for record in rounds if record[name] is not None]
+        mean[name] = float(np.mean(found)) if found else None
+    return mean

@@ -1,0 +1,63 @@
+"""Who takes part in which round: drawn from the experiment's seed alone, so that all methods see the same clients."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from fedtailor.errors import FedtailorError
+from fedtailor.streams import numpy_stream
+
+
+@dataclass(frozen=True)
+class Participation:
+    """All clients, a fixed number, a fraction, or each one independently by chance (then possibly nobody)."""
+
+    kind: Literal["all", "count", "fraction", "independent"]
+    amount: float = 1
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """From `all`, `6`, `0.25`, `25%` or `independent:0.2`. A whole number is a number of clients."""
+        text = str(value).strip().lower()
+        if text == "all":
+            return cls("all")
+        if match := re.fullmatch(r"(independent:)?(\d*\.?\d+(?:e-?\d+)?)(%?)", text):
+            by_chance, digits, percent = match.groups()
+            if digits.isdigit() and not percent and not by_chance:
+                if int(digits) < 1:
+                    raise ValueError("at least one client must take part in a round")
+                return cls("count", int(digits))
+            share = float(digits) / 100 if percent else float(digits)
+            if 0 < share <= 1:
+                return cls("independent" if by_chance else "fraction", share)
+        raise ValueError(
+            "it must be all, a number of clients (6), a fraction between 0 and 1 (0.25), or independent:PROBABILITY"
+        )
+
+    def __str__(self) -> str:
+        number = f"{self.amount:.0f}" if self.kind == "count" else repr(float(self.amount))
+        return {"all": "all", "count": number, "fraction": number, "independent": f"independent:{number}"}[self.kind]
+
+    def count(self, clients: int) -> int | None:
+        """How many of so many clients take part in a round: a fraction is rounded down to at least one; None where
+        it is left to chance."""
+        if self.kind == "independent":
+            return None
+        if self.kind == "count":
+            if self.amount > clients:
+                raise FedtailorError(
+                    f"{self.amount:.0f} clients cannot take part in a round: there are only {clients}."
+                )
+            return int(self.amount)
+        return max(1, int(self.amount * clients + 1e-9))
+
+    def draw(self, clients: list[int], seed: int, round: int) -> list[int]:
+        """The participants of a round, in the order of their numbers: a function of the seed and the round alone."""
+        stream = numpy_stream(seed, "participation", round)
+        if self.kind == "all":
+            return sorted(clients)
+        if (count := self.count(len(clients))) is None:
+            return [
+                client for client, luck in zip(clients, stream.random(len(clients)), strict=True) if luck < self.amount
+            ]
+        return sorted(int(client) for client in stream.choice(clients, count, replace=False))

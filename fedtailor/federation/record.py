@@ -1,0 +1,153 @@
+"""The run directory: the complete experiment, a JSON line a round, every client's results, the checkpoints.
+
+experiment.toml    all settings: `fedtailor run experiment.toml` does it again
+partition.json     every client's name and its training, validation and test samples by class
+rounds.jsonl       one object a round: figures, bytes, seconds
+clients.jsonl      one object a round: each client's results and bytes
+checkpoint/        what to resume from
+lock               held by the process that runs here
+result.json        the outcome, once the run is finished
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fedtailor.data import FederatedData
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import Experiment, make_experiment, read_experiment, write_toml
+from fedtailor.federation.states import write_atomically
+
+try:
+    import fcntl
+except ImportError:  # not on this system: two processes in one run directory are then the user's to avoid
+    fcntl = None  # type: ignore[assignment]
+
+Record = dict[str, Any]
+
+
+class RunDirectory:
+    """One run's files. While a process writes in it, it is that process's alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, data: FederatedData) -> "RunDirectory":
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise FedtailorError(
+                f"{path} exists already: choose another --out, or go on there with `fedtailor resume {path}`."
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedtailorError(f"The run directory {path} cannot be made: {error.strerror}.") from None
+        run = cls(path)
+        write_atomically(path / "partition.json", json.dumps(plain(describe(data))) + "\n")
+        write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
+        run.lock()
+        return run
+
+    def rounds(self) -> list[Record]:
+        return list(_lines(self.path / "rounds.jsonl"))
+
+    def clients(self) -> list[Record]:
+        return list(_lines(self.path / "clients.jsonl"))
+
+    def experiment(self) -> Experiment:
+        """The run's experiment; says so if this is not a run directory at all."""
+        if not (self.path / "experiment.toml").is_file() or not (self.path / "partition.json").is_file():
+            raise FedtailorError(f"{self.path} is not a run directory: it has no experiment.toml and partition.json.")
+        return make_experiment(read_experiment(self.path / "experiment.toml"))
+
+    def partition(self) -> Record:
+        return _json(self.path / "partition.json")
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse to go on with other data."""
+        if self.partition() != plain(describe(data)):
+            raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
+
+    def cut(self, round: int) -> tuple[list[Record], list[Record]]:
+        """Forget the records behind this round, as they will be made again; the ones that stay."""
+        kept = []
+        for name, records in (("rounds", self.rounds()), ("clients", self.clients())):
+            kept.append([record for record in records if record["round"] <= round])
+            write_atomically(self.path / f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in kept[-1]))
+        return kept[0], kept[1]
+
+    def append(self, figures: Record, clients: Record) -> None:
+        """Write a round down."""
+        for name, record in (("clients", clients), ("rounds", figures)):
+            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def finish(self, result: Record) -> None:
+        write_atomically(self.path / "result.json", json.dumps(plain(result), indent=2) + "\n")
+
+    def lock(self) -> None:
+        """Keep other processes from writing here. A killed process's lock is gone with it."""
+        if fcntl is None:
+            return
+        self._lock = (self.path / "lock").open("w", encoding="utf-8")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedtailorError(f"Another process is running in {self.path}: wait for it, or end it first.") from None
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def describe(data: FederatedData) -> Record:
+    """The partition as plain values, with a fingerprint of the samples themselves."""
+    splits = {split: data.counts(split).tolist() for split in ("train", "validation", "test")}
+    return {
+        "data": data.name,
+        "classes": list(data.classes),
+        "clients": list(data.names),
+        "new": sorted(data.new),
+        **splits,
+        "fingerprint": data.fingerprint(),
+    }
+
+
+def new_directory(name: str) -> Path:
+    """The first free `runs/NAME-K`."""
+    number = 1
+    while os.path.lexists(path := Path("runs") / f"{name}-{number}"):
+        number += 1
+    return path
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: text for keys, and null for NaN and infinities."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json(path: Path) -> Record:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    except (OSError, ValueError):
+        raise FedtailorError(f"{path} is damaged: it is not JSON.") from None
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    """The records of a file; a last line that was cut off by a crash is left out."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise FedtailorError(f"{path} is damaged: it has a line that is not JSON.") from None

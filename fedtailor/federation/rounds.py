@@ -1,0 +1,141 @@
+"""The round loop: everything of a federation that is not a method.
+
+Round by round: who takes part, what goes down, the clients' work on the engine, what comes back, what the server makes
+of it, evaluation, record, checkpoint.
+"""
+
+import time
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedtailor.data import FederatedData
+from fedtailor.engines import Bench, Engine, Result, Task
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import Experiment
+from fedtailor.federation.evaluation import Evaluator, summary
+from fedtailor.federation.participation import Participation
+from fedtailor.federation.record import Record, RunDirectory, plain
+from fedtailor.federation.states import States
+from fedtailor.method import Message, Method, Replies, Server, message_bytes
+from fedtailor.streams import torch_stream
+
+HOPELESS = 3  # rounds in a row in which every participant failed
+
+
+class ClientFailure(UserWarning):
+    """A client was left out of a round."""
+
+
+@dataclass
+class Federation:
+    """A server, its clients' states and the engine on which the clients work."""
+
+    experiment: Experiment
+    method: Method
+    data: FederatedData
+    server: Server
+    states: States
+    bench: Bench
+    engine: Engine
+    evaluator: Evaluator
+    directory: RunDirectory | None = None
+    rounds: list[Record] = field(default_factory=list)  # what was recorded of each round
+    clients: list[Record] = field(default_factory=list)  # and of each client in it
+    _whole: bool = True  # False from a round's first effect until it is recorded
+    _hopeless: int = 0
+
+    def start(self) -> None:
+        """Before round 1."""
+        self.method.start(self.server)
+        self.states.checkpoint(0, self.server.state)
+
+    def run(self) -> Generator[Record, None, None]:
+        """The rounds that are still to do, each after it is recorded. Interrupted, it leaves a checkpoint of the last
+        round, or, if that was only half done, the checkpoint before."""
+        saved = self.server.round
+        try:
+            while self.server.round < self.experiment.rounds:
+                yield self.round(self.server.round + 1)
+                if self.server.round % self.experiment.checkpoint_every == 0:
+                    self.states.checkpoint(self.server.round, self.server.state)
+                    saved = self.server.round
+        finally:
+            if self._whole and self.server.round != saved:
+                self.states.checkpoint(self.server.round, self.server.state)
+
+    def round(self, number: int) -> Record:
+        """One round: send, train, receive, evaluate, record."""
+        begin = time.perf_counter()
+        participants = self._call(number)
+        messages = {client: self.method.send(self.server, client) for client in participants}
+        results = self._train(number, messages)
+        self._whole = False
+        if results:
+            replies = Replies({client: result.reply for client, result in results.items()}, self.server.samples)
+            self.method.receive(self.server, replies)
+        for client, result in results.items():
+            self.states.put(client, result.state, number)
+        self.server.round = number
+        measured = {}
+        if self.evaluator.due(number, self.experiment.rounds):
+            measured = self.evaluator.evaluate(self.server, results.values())
+        down = {client: message_bytes(message) for client, message in messages.items()}
+        up = {client: message_bytes(result.reply) for client, result in results.items()}
+        figures: Record = {
+            "round": number,
+            **summary(measured, self.experiment.evaluation.average, self.evaluator.test_samples),
+            "participants": participants,
+            "failed": [client for client in participants if client not in results],
+            "bytes_down": sum(down.values()),
+            "bytes_up": sum(up.values()),
+            "seconds": round(time.perf_counter() - begin, 4),
+        }
+        self._record(figures, {"round": number, "results": measured, "bytes_down": down, "bytes_up": up})
+        self._whole = True
+        return figures
+
+    def _call(self, number: int) -> list[int]:
+        """Who takes part in this round."""
+        training = [client for client in range(self.data.clients) if client not in self.data.new]
+        participation = Participation.parse(self.experiment.participation)
+        self.server.participants = participation.draw(training, self.experiment.seed, number)
+        self.server.random = torch_stream(self.experiment.seed, "server", number)
+        return self.server.participants
+
+    def _train(self, number: int, messages: dict[int, Message]) -> dict[int, Result]:
+        """The participants' results, in the order of their numbers, without those of clients that failed."""
+        kind: Any = "train and evaluate" if self.experiment.evaluation.model == "local" else "train"
+        tasks = [Task(kind, number, (c,), message, self.states.get(c)) for c, message in messages.items()]
+        results = {result.clients[0]: result for result in self.engine.run(tasks)}
+        failed = [results[client] for client in sorted(results) if results[client].error]
+        for result in failed:
+            name = self.data.names[result.clients[0]]
+            if self.experiment.on_failure == "stop":
+                raise FedtailorError(f"Client {name} failed in round {number}: {result.error}")
+            warnings.warn(f"round {number}: client {name} is left out: {result.error}", ClientFailure, stacklevel=2)
+        self._hopeless = self._hopeless + 1 if failed and len(failed) == len(messages) else 0
+        if self._hopeless == HOPELESS:
+            raise FedtailorError(
+                f"Every client failed in {HOPELESS} rounds in a row; the last said: {failed[-1].error}"
+            )
+        return {client: results[client] for client in sorted(results) if not results[client].error}
+
+    def _record(self, figures: Record, clients: Record) -> None:
+        figures, clients = plain(figures), plain(clients)
+        self.rounds.append(figures)
+        self.clients.append(clients)
+        if self.directory is not None:
+            self.directory.append(figures, clients)
+
+    def personal(self, client: int) -> Tensor:
+        """The vector that a client predicts with now."""
+        message = self.method.broadcast(self.server)
+        task = Task("personal", self.server.round, (client,), message, dict(self.states.get(client)))
+        result = self.bench.do(task)
+        if result.error:
+            raise FedtailorError(result.error)
+        return result.reply["theta"]

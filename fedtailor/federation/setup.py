@@ -1,0 +1,184 @@
+"""From an experiment to a federation: loading, dealing, building, and every check that needs no round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtailor.data import Dataset, FederatedData, federate, from_list, load
+from fedtailor.engines import Bench, make_engine
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.experiment import Experiment
+from fedtailor.federation.evaluation import Evaluator
+from fedtailor.federation.participation import Participation
+from fedtailor.federation.record import RunDirectory
+from fedtailor.federation.rounds import Federation
+from fedtailor.federation.states import States
+from fedtailor.imports import import_object
+from fedtailor.learning.descent import Descent, Loss
+from fedtailor.learning.network import Network
+from fedtailor.method import Method, Server
+from fedtailor.methods import find_method
+from fedtailor.models import ModelLike, build_model
+
+LOSSES: dict[str, Loss] = {"cross-entropy": functional.cross_entropy, "mse": functional.mse_loss}
+
+
+@dataclass
+class Objects:
+    """What Python may pass as an object in place of a name in the experiment."""
+
+    method: Method | None = None
+    data: Dataset | Sequence[Any] | None = None
+    model: ModelLike | None = None
+    loss: Loss | None = None
+
+
+def prepare(experiment: Experiment, objects: Objects) -> Bench:
+    """All that a run needs before its first file is written: so that nothing wrong is found out later."""
+    method = objects.method or find_method(experiment.method, experiment.parameters)
+    device = find_device(experiment.device)
+    data = deal_data(experiment, objects.data).to(device)
+    loss = objects.loss or find_loss(experiment.loss)
+    shape = tuple(data.x.shape[1:])
+    outputs = len(data.classes) or (data.y.shape[1] if data.y.dim() > 1 else 1)
+    module = build_model(objects.model or experiment.model, shape, outputs, experiment.seed)
+    network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
+    _try_out(network, data, loss)
+    how = Descent(
+        lr=experiment.lr,
+        momentum=experiment.momentum,
+        weight_decay=experiment.weight_decay,
+        epochs=experiment.epochs,
+        steps=experiment.steps,
+        batch=None if experiment.batch == "full" else experiment.batch,
+        drop_last=experiment.drop_last,
+    )
+    Participation.parse(experiment.participation).count(data.clients - len(data.new))
+    if experiment.evaluation.clients == "new" and not data.new:
+        raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
+    if experiment.evaluation.clients == "new" and experiment.evaluation.model == "local":
+        raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
+    initial = network.vector.clone()
+    tune = experiment.evaluation.fine_tune
+    return Bench(method, network, initial, data, loss, how, experiment.keep_momentum, tune, experiment.seed)
+
+
+def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | None) -> Federation:
+    """The federation of this experiment before its first round, its engine running."""
+    data, network = bench.data, bench.network
+    checkpoint = directory.path / "checkpoint" if directory else None
+    states = States(checkpoint, experiment.states == "disk", network.vector.device)
+    samples = data.samples.to(network.vector.device)
+    server = Server(bench.initial, network.body, network.head, network.layers, samples)
+    engine = make_engine(experiment.engine, bench, experiment.workers)
+    new = experiment.evaluation.clients == "new"
+    evaluated = [client for client in range(data.clients) if (client in data.new) == new]
+    bounds = data.bounds
+    evaluator = Evaluator(
+        experiment.evaluation,
+        bench.method,
+        engine,
+        states,
+        evaluated,
+        test_samples=(bounds[:, 3] - bounds[:, 2]).tolist(),
+        held_out_samples=(bounds[:, 3] - bounds[:, 1]).tolist(),
+    )
+    return Federation(experiment, bench.method, data, server, states, bench, engine, evaluator, directory)
+
+
+def deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
+    """The experiment's data, loaded and dealt to its clients."""
+    if given is None:
+        dataset = load(
+            experiment.data,
+            experiment.data_dir,
+            label_column=experiment.label_column,
+            client_column=experiment.client_column,
+            picture_size=experiment.picture_size,
+        )
+    else:
+        dataset = given if isinstance(given, Dataset) else from_list(given)
+    return federate(
+        dataset,
+        partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+        clients=experiment.clients,
+        seed=experiment.seed,
+        test=experiment.test,
+        validation=experiment.validation,
+        split=experiment.split,
+        min_samples=experiment.min_samples,
+        max_train=experiment.max_train,
+        new_clients=experiment.new_clients,
+        pixels=experiment.pixels,
+        dtype=getattr(torch, experiment.dtype),
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; `auto` is the best there is."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
+    kind = name.partition(":")[0]
+    if kind not in there:
+        raise unknown("device", name, [*there, "auto"])
+    if not there[kind]:
+        raise FedtailorError(f"The device {name} is not available here: use cpu, or auto for the best there is.")
+    return torch.device(name)
+
+
+def find_loss(name: str) -> Loss:
+    if name in LOSSES:
+        return LOSSES[name]
+    if ":" not in name:
+        raise unknown("loss", name, LOSSES)
+    found = import_object(name, "loss")
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = found()
+    if not callable(found):
+        raise FedtailorError(f"The loss {name} is not a function of (outputs, targets).")
+    return found  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
+    """One pass over two samples: do the network, the data and the loss fit together?"""
+    network.module.eval()
+    try:
+        value: Tensor = loss(network(data.x[:2]), data.y[:2])
+    except Exception as error:  # whatever a foreign network or loss raises
+        shape = "×".join(map(str, data.x.shape[1:]))
+        raise FedtailorError(f"The model, the data ({shape}) and the loss do not fit together: {error}") from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise FedtailorError("The loss must return one number: the mean over the samples.")
+
+
+def reopen(path: Path, experiment: Experiment, objects: Objects) -> Federation:
+    """The federation of a run directory as its last checkpoint left it, ready to go on."""
+    directory = RunDirectory(path)
+    bench = prepare(experiment, objects)
+    directory.check(bench.data)
+    directory.lock()
+    run = federation(experiment, bench, directory)
+    run.server.round, run.server.state = run.states.restore()
+    if not run.states.versions and not run.server.round:
+        run.start()
+    run.rounds, run.clients = directory.cut(run.server.round)
+    run.evaluator.remember(run.clients)
+    return run
+
+
+def look_into(path: Path) -> Federation:
+    """The federation of a run directory as its last checkpoint left it, to look at: nothing is written."""
+    directory = RunDirectory(path)
+    experiment = directory.experiment().model_copy(update={"engine": "in-process"})
+    bench = prepare(experiment, Objects())
+    directory.check(bench.data)
+    run = federation(experiment, bench, directory)
+    run.server.round, run.server.state = run.states.restore(sweep=False)
+    return run

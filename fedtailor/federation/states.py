@@ -1,0 +1,132 @@
+"""The clients' private states and the run's checkpoints: safetensors files under one manifest.
+
+Every file is written under a temporary name and renamed, a client's state under the round that made it. The manifest
+names the files that belong together; what it does not name does not count. So a run can be killed at any instant, and
+a state becomes current only together with the round that produced it.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedtailor.engines.work import copied
+from fedtailor.errors import FedtailorError
+from fedtailor.learning.client import Message, State
+
+MANIFEST = "manifest.json"
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class States:
+    """Every client's state, in memory or on disk, and the checkpoint that holds them and the server's.
+
+    Without a directory there are no checkpoints. `versions` is the round in which each client's state was made.
+    """
+
+    def __init__(self, directory: Path | None, on_disk: bool = False, device: torch.device | str = "cpu") -> None:
+        if on_disk and directory is None:
+            raise FedtailorError("States on disk need a run directory: give --out (out= in Python).")
+        self.directory, self.on_disk, self.device = directory, on_disk, device
+        self.versions: dict[int, int] = {}
+        self._memory: dict[int, State] = {}
+        self._saved: dict[int, int] = {}  # the versions that the manifest names
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def get(self, client: int) -> State:
+        """A client's state: empty before its first visit."""
+        if client not in self.versions:
+            return {}
+        if not self.on_disk:
+            return self._memory[client]
+        return self._load(self._file(client, self.versions[client]))
+
+    def put(self, client: int, state: State, round: int) -> None:
+        """A client's new state. One that is and was empty leaves no trace."""
+        if not state and client not in self.versions:
+            return
+        before = self.versions.get(client)
+        self.versions[client] = round
+        if not self.on_disk:
+            self._memory[client] = state
+            return
+        write_atomically(self._file(client, round), _bytes(state))
+        if before is not None and before != self._saved.get(client):
+            self._file(client, before).unlink(missing_ok=True)
+
+    def checkpoint(self, round: int, server: Message) -> None:
+        """Make the present states and the server's the ones to resume from."""
+        if self.directory is None:
+            return
+        for client, version in self.versions.items():
+            if not self.on_disk and self._saved.get(client) != version:
+                write_atomically(self._file(client, version), _bytes(self._memory[client]))
+        write_atomically(self._server_file(round), _bytes(server))
+        versions = {str(client): version for client, version in sorted(self.versions.items())}
+        write_atomically(self.directory / MANIFEST, json.dumps({"round": round, "states": versions}) + "\n")
+        self._saved = dict(self.versions)
+        self._sweep(round)
+
+    def restore(self, sweep: bool = True) -> tuple[int, State]:
+        """Go back to the last checkpoint: its round, and the server's state. Round 0: there is none yet."""
+        assert self.directory is not None
+        if not (self.directory / MANIFEST).exists():
+            return 0, {}
+        try:
+            manifest = json.loads((self.directory / MANIFEST).read_text())
+            round, self.versions = manifest["round"], {int(k): v for k, v in manifest["states"].items()}
+        except (ValueError, KeyError, AttributeError):
+            raise FedtailorError(
+                f"The checkpoint in {self.directory} is damaged: its manifest cannot be read."
+            ) from None
+        self._saved = dict(self.versions)
+        server = self._load(self._server_file(round))
+        if not self.on_disk:
+            self._memory = {
+                client: self._load(self._file(client, version)) for client, version in self.versions.items()
+            }
+        if sweep:
+            self._sweep(round)
+        return round, server
+
+    def _sweep(self, round: int) -> None:
+        """Remove what the manifest does not name."""
+        assert self.directory is not None
+        keep = {self._file(client, version).name for client, version in self._saved.items()}
+        keep |= {MANIFEST, self._server_file(round).name}
+        for path in self.directory.iterdir():
+            if path.name not in keep:
+                path.unlink()
+
+    def _file(self, client: int, version: int) -> Path:
+        assert self.directory is not None
+        return self.directory / f"client-{client}-round-{version}.safetensors"
+
+    def _server_file(self, round: int) -> Path:
+        assert self.directory is not None
+        return self.directory / f"server-round-{round}.safetensors"
+
+    def _load(self, path: Path) -> State:
+        try:
+            tensors: dict[str, Tensor] = load_file(path, device=str(self.device))
+        except (OSError, SafetensorError) as error:
+            raise FedtailorError(f"The checkpoint file {path} cannot be read: {error}.") from None
+        return tensors
+
+
+def _bytes(tensors: Message) -> bytes:
+    return save(copied(tensors))

@@ -1,0 +1,36 @@
+"""Objects of the user's own, named as `module:name`."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from fedtailor.errors import FedtailorError
+
+
+def import_object(spec: str, kind: str) -> Any:
+    """The object that `module:name` names; modules in the current directory count."""
+    module_name, _, attribute = spec.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        found = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise FedtailorError(f"The {kind} {spec!r} cannot be imported: {error}.") from error
+    except (AttributeError, ValueError):
+        raise FedtailorError(
+            f"There is no {attribute!r} in the module {module_name!r} (for the {kind} {spec!r})."
+        ) from None
+    return found
+
+
+def object_name(thing: Any) -> str:
+    """How an object of the user's is written into an experiment file: `module:name`, or `object:Class` where only
+    Python can pass it again."""
+    name = getattr(thing, "__qualname__", None)
+    module = getattr(thing, "__module__", None)
+    if name is None or module is None or "<" in name:
+        return f"object:{name or type(thing).__qualname__}"
+    return f"{module}:{name}"

@@ -1,0 +1,136 @@
+"""The client's side: all that a method may touch there.
+
+Its private state, its data, the network and its random streams, with the local-training helpers that make most
+methods a few lines.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from fedtailor.learning.descent import (
+    Correction,
+    Descent,
+    Loss,
+    descend,
+    frozen_features,
+    mean_gradient,
+)
+from fedtailor.learning.metrics import outputs
+from fedtailor.learning.network import Network
+from fedtailor.streams import torch_seed, torch_stream
+
+Message = Mapping[str, Tensor]
+State = dict[str, Tensor]
+Samples = tuple[Tensor, Tensor]
+
+
+class Settings(TypedDict, total=False):
+    """What a method may ask of one descent that differs from the experiment's own settings (see `Descent`)."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    epochs: int
+    steps: int | None
+    batch: int | None
+    drop_last: bool
+
+
+@dataclass
+class Client:
+    """One client at work in one round.
+
+    `state` is private, persists from visit to visit and holds named tensors only. `initial` is the network's first
+    vector, which every client can make from the experiment's seed without a message.
+    """
+
+    id: int
+    round: int
+    seed: int
+    state: State
+    train: Samples
+    validation: Samples
+    network: Network
+    initial: Tensor
+    loss_function: Loss
+    how: Descent
+    keep_momentum: bool = False
+
+    @property
+    def samples(self) -> int:
+        """The number of training samples, n_i."""
+        return len(self.train[1])
+
+    @property
+    def body(self) -> slice:
+        return self.network.body
+
+    @property
+    def head(self) -> slice:
+        return self.network.head
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """This client's random stream for a purpose in this round."""
+        return torch_stream(self.seed, purpose, self.round, self.id)
+
+    def descend(
+        self,
+        theta: Tensor,
+        *,
+        correction: Correction | None = None,
+        part: slice | None = None,
+        name: str = "theta",
+        purpose: str = "batches",
+        **settings: Unpack[Settings],
+    ) -> Tensor:
+        """Local descent from `theta` on the training samples with the experiment's settings, or those given here.
+
+        `correction` is added to every gradient (a vector, or a function of the present one), `part` trains a slice
+        alone. Two descents of one round see the same batches in the same order unless their `purpose` differs: so
+        two models are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client
+        apart where momentum is kept from visit to visit.
+        """
+        how = replace(self.how, **settings)
+        velocity = None
+        if self.keep_momentum and how.momentum:
+            length = len(theta[part]) if part else len(theta)
+            velocity = self.state.setdefault(f"momentum/{name}", theta.new_zeros(length))
+        torch.manual_seed(torch_seed(self.seed, purpose, "dropout", self.round, self.id))
+        stream = self.stream(purpose)
+        x, y = self.train
+        return descend(
+            self.network,
+            theta,
+            x,
+            y,
+            self.loss_function,
+            how,
+            stream,
+            correction=correction,
+            part=part,
+            velocity=velocity,
+        )
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """The gradient of the mean training loss at `theta`: ∇f_i(θ), one pass over all training samples."""
+        return self.loss_and_gradient(theta)[1]
+
+    def loss_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """f_i(θ) and ∇f_i(θ) in one pass over all training samples."""
+        return mean_gradient(self.network, theta, *self.train, self.loss_function)
+
+    @torch.no_grad()
+    def loss(self, theta: Tensor, samples: Samples | None = None) -> Tensor:
+        """The mean loss at `theta` over the training samples, or over those given: f_i(θ)."""
+        x, y = samples or self.train
+        return self.loss_function(outputs(self.network, theta, x), y)
+
+    def features(self, theta: Tensor) -> Tensor | None:
+        """What the body of `theta` makes of the training samples; None if the network has no cut before its head."""
+        self.network.vector.copy_(theta)
+        self.network.module.eval()
+        return frozen_features(self.network, self.train[0])

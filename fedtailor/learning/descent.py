@@ -1,0 +1,127 @@
+"""Local descent: the loop over batches that every method shares, on flat vectors.
+
+One step is θ ← θ − lr · v with v ← momentum · v + (∇f(θ) + correction + weight_decay · θ), as in `torch.optim.SGD`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtailor.learning.network import Network
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Correction = Tensor | Callable[[Tensor], Tensor]
+
+EVALUATION_BATCH = 512  # samples a pass that needs no batches of its own; fixed, as it decides about last bits
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a client descends: what `torch.optim.SGD` and a loader would be told."""
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 1
+    steps: int | None = None  # in place of epochs: exactly so many batches
+    batch: int | None = 32  # None: the whole training set is one batch
+    drop_last: bool = False  # leave out an epoch's incomplete batch, unless it is the only one
+
+
+def batches(samples: int, how: Descent, stream: torch.Generator, device: torch.device) -> Iterator[Tensor | None]:
+    """The samples of each step, shuffled anew every epoch; None stands for all of them."""
+    size = how.batch or samples
+    count = max(1, samples // size) if how.drop_last else -(-samples // size)
+    steps = how.steps if how.steps is not None else how.epochs * count
+    for step in range(steps):
+        if size >= samples:
+            yield None
+            continue
+        if step % count == 0:
+            pieces = torch.randperm(samples, generator=stream, device="cpu").to(device).split(size)
+        yield pieces[step % count]
+
+
+def take(x: Tensor, samples: Tensor | None) -> Tensor:
+    """The chosen samples. Pictures keep their channels last, which is also the order that copies fastest."""
+    if samples is None:
+        return x
+    if x.dim() == 4:
+        return x.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
+    return x.index_select(0, samples)
+
+
+def descend(
+    network: Network,
+    theta: Tensor,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    how: Descent,
+    stream: torch.Generator,
+    *,
+    correction: Correction | None = None,
+    part: slice | None = None,
+    velocity: Tensor | None = None,
+) -> Tensor:
+    """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
+
+    `correction` is added to every gradient: a constant vector, or a function of the present one. `part` restricts the
+    steps to a slice (correction and velocity then have its length); the head alone trains on features that are
+    computed once. `velocity` is the momentum to begin with, updated in place.
+    """
+    part = part or slice(0, network.size)
+    network.vector.copy_(theta)
+    function, x = _trained_function(network, x, part)
+    vector, gradient = network.vector[part], network.gradient[part]
+    still = [s for s in network.statistics if s.start < (part.stop or 0) and s.stop > part.start]
+    for chosen in batches(len(x), how, stream, x.device):
+        network.gradient.zero_()
+        loss(function(take(x, chosen)), take(y, chosen)).backward()
+        with torch.no_grad():
+            if correction is not None:
+                gradient.add_(correction(vector) if callable(correction) else correction)
+            if how.weight_decay:
+                gradient.add_(vector, alpha=how.weight_decay)
+            for statistic in still:
+                network.gradient[statistic].zero_()
+            if how.momentum:
+                velocity = gradient.clone() if velocity is None else velocity.mul_(how.momentum).add_(gradient)
+            vector.add_(gradient if velocity is None else velocity, alpha=-how.lr)
+    return network.vector.clone()
+
+
+def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """What is run in each step and on what: the network on the samples or, if only the head is trained, the head on
+    the features of a frozen body. A frozen body computes as it does when it predicts."""
+    head_only = part == network.head and network.head != slice(0, network.size)
+    network.module.train(not head_only)
+    if not head_only:
+        return network, x
+    for name in network.head_names:
+        network.module.get_submodule(name).train()
+    features = frozen_features(network, x)
+    return (network, x) if features is None else (network.head_function(), features)
+
+
+@torch.no_grad()
+def frozen_features(network: Network, x: Tensor) -> Tensor | None:
+    """The body's features of all samples, or None if the network has no cut between body and head."""
+    pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
+    found = [piece for piece in pieces if piece is not None]
+    return torch.cat(found) if len(found) == len(pieces) else None
+
+
+def mean_gradient(network: Network, theta: Tensor, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """The loss at `theta` as a mean over all samples, and its gradient: one pass over the data."""
+    network.vector.copy_(theta)
+    network.module.eval()
+    network.gradient.zero_()
+    total = torch.zeros((), device=theta.device, dtype=theta.dtype)
+    for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
+        value = loss(network(xs), ys) * (len(xs) / len(x))
+        value.backward()
+        total += value.detach()
+    return total, network.gradient.clone()

@@ -1,0 +1,177 @@
+"""A network as a vector: the parameters of any `nn.Module` are views into one flat tensor, its gradients into another.
+
+The vector holds everything that training changes: parameters and, beside the parameters of their layer, the floating
+buffers (BatchNorm statistics). Layers follow each other in the order in which they are registered, those of the head
+last, so that the body, the head and every layer are slices.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.errors import FedtailorError
+
+
+class Network:
+    """The vector view of a module.
+
+    `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
+    other. `body`, `head` and `layers` are slices of them; `statistics` are the slices that hold buffers, which
+    no gradient step may touch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        head: int | str = 1,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.module = module.to(device=device, dtype=dtype)
+        layers = _layers(self.module)
+        trained = [name for name, tensors in layers.items() if isinstance(tensors[0][2], nn.Parameter)]
+        self.head_names = _head_names(trained, head)
+        order = [name for name in layers if name not in self.head_names] + self.head_names
+        sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
+        kinds = {t.dtype for tensors in layers.values() for _, _, t in tensors if isinstance(t, nn.Parameter)}
+        if len(kinds) != 1:
+            raise FedtailorError(
+                "The network needs trainable parameters of one floating type; "
+                f"this one has {', '.join(sorted(map(str, kinds))) or 'none'}."
+            )
+        self.vector = torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop())
+        self.gradient = torch.zeros_like(self.vector)
+        self.layers: dict[str, slice] = {}
+        self.statistics: list[slice] = []
+        self._integer_buffers: dict[str, torch.dtype] = {}
+        start = 0
+        for name in order:
+            self.layers[name] = slice(start, start + sizes[name])
+            for owner, attribute, tensor in layers[name]:
+                self._place(name, owner, attribute, tensor, slice(start, start + tensor.numel()))
+                start += tensor.numel()
+        head_size = sum(sizes[name] for name in self.head_names)
+        self.body, self.head = slice(0, start - head_size), slice(start - head_size, start)
+        self._splits: bool | None = None
+
+    def _place(self, layer: str, owner: nn.Module, attribute: str, tensor: Tensor, where: slice) -> None:
+        """Make a parameter or buffer a view of its place in the vector."""
+        view = _view(self.vector[where], tensor.shape)
+        view.copy_(tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            tensor.data = view
+            tensor.grad = _view(self.gradient[where], tensor.shape)
+        else:
+            if not tensor.is_floating_point():
+                self._integer_buffers[f"{layer}.{attribute}" if layer else attribute] = tensor.dtype
+            owner._buffers[attribute] = view
+            self.statistics.append(where)
+
+    @property
+    def size(self) -> int:
+        """The length of the vector, d."""
+        return int(self.vector.numel())
+
+    @property
+    def parameters(self) -> int:
+        """The number of trainable parameters: the vector without the statistics."""
+        return self.size - sum(len(self.vector[place]) for place in self.statistics)
+
+    def state_dict(self, theta: Tensor | None = None) -> dict[str, Tensor]:
+        """The module's own state dict with the values of `theta`: what plain PyTorch loads."""
+        if theta is not None:
+            self.vector.copy_(theta)
+        return {
+            name: tensor.detach().to(self._integer_buffers.get(name, tensor.dtype), copy=True).contiguous()
+            for name, tensor in self.module.state_dict().items()
+        }
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.module(x))
+
+    # --- the frozen body: features once, then only the head ---
+
+    def features(self, x: Tensor) -> Tensor | None:
+        """What the body hands to the head, or None if this network cannot be cut there.
+
+        A Sequential is cut before the first layer of its head; any other network where its head is one submodule
+        and the last thing it applies (checked once, with these samples).
+        """
+        if self._splits is False or not self.head_names:
+            return None
+        if (cut := self._cut()) is not None:
+            return cast(Tensor, cast(nn.Sequential, self.module)[:cut](x))
+        caught: list[Tensor] = []
+        hook = self._head_module().register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        output = self.module(x)
+        hook.remove()
+        if self._splits is None:
+            self._splits = len(caught) == 1 and torch.equal(self._head_module()(caught[0]), output)
+        return caught[0] if self._splits else None
+
+    def head_function(self) -> Callable[[Tensor], Tensor]:
+        """The head alone, as a function of the features."""
+        cut = self._cut()
+        return self._head_module() if cut is None else cast(nn.Sequential, self.module)[cut:]
+
+    def _head_module(self) -> nn.Module:
+        """The submodule that holds the whole head: the layer itself, or the nearest one around its layers."""
+        parts = [name.split(".") for name in self.head_names]
+        common: list[str] = []
+        for pieces in zip(*parts, strict=False):
+            if len(set(pieces)) > 1:
+                break
+            common.append(pieces[0])
+        return self.module.get_submodule(".".join(common))
+
+    def _cut(self) -> int | None:
+        """Where a Sequential is cut: the index of the first child with a layer of the head."""
+        if not isinstance(self.module, nn.Sequential):
+            return None
+        children = [name for name, _ in self.module.named_children()]
+        cut = min(children.index(name.split(".")[0]) for name in self.head_names)
+        body = [name for name in self.layers if name not in self.head_names]
+        return cut if all(children.index(name.split(".")[0]) < cut for name in body) else None
+
+
+def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]:
+    """The tensors of each layer (a submodule with parameters or buffers of its own): trainable parameters, then
+    buffers. Shared tensors count once; frozen parameters and constants such as index buffers stay where they are."""
+    layers: dict[str, list[tuple[nn.Module, str, Tensor]]] = {}
+    seen: set[int] = set()
+    for name, owner in module.named_modules():
+        parameters = [(owner, key, p) for key, p in owner._parameters.items() if p is not None and p.requires_grad]
+        buffers = [
+            (owner, key, b)
+            for key, b in owner._buffers.items()
+            if b is not None
+            and key not in owner._non_persistent_buffers_set
+            and (b.is_floating_point() or key == "num_batches_tracked")
+        ]
+        tensors = [entry for entry in [*parameters, *buffers] if id(entry[2]) not in seen]
+        seen.update(id(tensor) for _, _, tensor in tensors)
+        if tensors:
+            layers[name] = tensors
+    return layers
+
+
+def _head_names(names: list[str], head: int | str) -> list[str]:
+    """The layers of the head: the last `head` layers, or those of the named submodules (comma-separated)."""
+    if isinstance(head, int):
+        return names[max(0, len(names) - head) :] if head > 0 else []
+    wanted = [part.strip() for part in head.split(",")]
+    for part in wanted:
+        if not any(name == part or name.startswith(part + ".") for name in names):
+            raise FedtailorError(f"The network has no layer {part!r} for the head; its layers are {', '.join(names)}.")
+    return [name for name in names if any(name == part or name.startswith(part + ".") for part in wanted)]
+
+
+def _view(flat: Tensor, shape: torch.Size) -> Tensor:
+    """A piece of the vector in a tensor's shape. The weights of a convolution lie in (out, height, width, in) order,
+    which PyTorch calls channels_last and computes faster on a CPU."""
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return flat.view(shape)

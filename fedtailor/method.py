@@ -1,0 +1,107 @@
+"""What a method is: five short functions over explicit messages.
+
+A method sees the server on one side and one client at a time on the other, and neither side can see the other but
+through messages of named tensors. That makes the bytes exact, the privacy real, and lets the same file run in one
+process, in many, and across sites.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from fedtailor.learning.client import Client, Message, State
+
+__all__ = ["Client", "Message", "Method", "Replies", "Server", "State", "message_bytes"]
+
+
+@dataclass
+class Server:
+    """The server's side: named tensors, and what it knows of the federation without asking.
+
+    `initial` is the network's first vector, `body`, `head` and `layers` its slices, `samples` the number of training
+    samples that each client declared when it joined, `participants` who was called this round.
+    """
+
+    initial: Tensor
+    body: slice
+    head: slice
+    layers: dict[str, slice]
+    samples: Tensor
+    state: State = field(default_factory=dict)
+    round: int = 0
+    participants: list[int] = field(default_factory=list)
+    random: torch.Generator = field(default_factory=torch.Generator)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients in the federation, N."""
+        return len(self.samples)
+
+
+class Replies(dict[int, Message]):
+    """What came back in a round: one message a client, in the order of the clients' numbers."""
+
+    def __init__(self, messages: Mapping[int, Message], samples: Tensor) -> None:
+        super().__init__(sorted(messages.items()))
+        self.samples = samples[list(self)]
+
+    def stack(self, name: str) -> Tensor:
+        """One tensor of every reply, as the rows of a matrix."""
+        return torch.stack([message[name] for message in self.values()])
+
+    def mean(self, name: str, weights: Tensor | None = None) -> Tensor:
+        """The mean of one tensor over the replies, weighted by n_i / Σ n of those who replied, or as given."""
+        rows = self.stack(name)
+        weights = self.samples if weights is None else weights
+        weights = weights.to(rows) / weights.sum().to(rows)
+        return (weights @ rows.flatten(1)).view(rows.shape[1:])
+
+
+class Method(BaseModel):
+    """A method of personalized federated learning. Its fields are its hyper-parameters, typed and validated.
+
+    What is defined here is a federation around one shared model, `theta`; a method overrides what it does otherwise.
+    All of them have `train`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    def start(self, server: Server) -> None:
+        """Put the server's first state in place, before round 1."""
+        server.state["theta"] = server.initial
+
+    def broadcast(self, server: Server) -> Message:
+        """What every client may have of the server at any time: enough, with its own state, to predict."""
+        return {"theta": server.state["theta"]}
+
+    def send(self, server: Server, client: int) -> Message:
+        """What goes down to one participant at the beginning of a round."""
+        return self.broadcast(server)
+
+    def train(self, client: Client, message: Message) -> Message:
+        """The participant's work: it may change its state, and returns what goes up."""
+        raise NotImplementedError
+
+    def receive(self, server: Server, replies: Replies) -> None:
+        """What the server makes of the replies (at least one; some of the participants' may be missing)."""
+        server.state["theta"] = replies.mean("theta")
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        """The vector that this client predicts with, from its own state and the server's broadcast."""
+        return message["theta"]
+
+    def central(self, server: Server) -> Tensor | None:
+        """The one global model, for the methods that have one."""
+        return server.state.get("theta")
+
+
+def message_bytes(message: Message) -> int:
+    """The bytes of a message's tensors: what any transport has to carry, whatever it wraps around them."""
+    return sum(tensor.nbytes for tensor in message.values())
