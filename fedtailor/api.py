@@ -158,9 +158,9 @@ def run_experiment(
         bench = prepare(experiment, objects or Objects())
         experiment = experiment.model_copy(update={"parameters": bench.method.model_dump()})  # the defaults too
         directory = RunDirectory.create(out, experiment, bench.data) if out else None
-        new = federation(experiment, bench, directory)
-        new.start()
-        return _finish(new, on_round, on_start)
+        with closing(federation(experiment, bench, directory)) as new:
+            new.start()
+            return _finish(new, on_round, on_start)
 
 
 def resume(
@@ -189,8 +189,8 @@ def resume(
         raise FedtailorError(f"The run in {path} has {before.rounds} rounds already: it can only get more.")
     objects = Objects(method, data, model, loss)
     _check_objects(before, objects)
-    with one_thread():
-        old = reopen(Path(path), after, objects)
+    with one_thread(), closing(reopen(Path(path), after, objects)) as old:
+        old.restore()
         if after.rounds != before.rounds:
             write_atomically(Path(path) / "experiment.toml", write_toml(after.model_dump()))
         return _finish(old, on_round, on_start)
@@ -210,17 +210,12 @@ def load(path: str | Path) -> RunResult:
 
 def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Federation], None] | None) -> RunResult:
     """Do the rounds that are left, and write the result down."""
-    try:
-        if on_start:
-            on_start(run)
-        with closing(run.run()) as rounds:
-            for record in rounds:
-                if on_round:
-                    on_round(record)
-    finally:
-        run.engine.close()
-        if run.directory:
-            run.directory.unlock()
+    if on_start:
+        on_start(run)
+    with closing(run.run()) as rounds:
+        for record in rounds:
+            if on_round:
+                on_round(record)
     path = run.directory.path if run.directory else None
     result = RunResult(run.experiment, run.rounds, run.clients, lambda: run, path)
     if run.directory:

@@ -141,7 +141,7 @@ def _list_data(directory: str | None, json: bool) -> None:
 
 
 def _show_partition(dealt: "FederatedData") -> None:
-    """The class table with its picture: a row a client, a shade a class, dark where most of the client's samples are."""
+    """The class table with its picture: a row a client, darker where more of its samples are."""
     counts, sizes = (
         dealt.counts(),
         [dealt.counts(split).sum(1).tolist() for split in ("train", "validation", "test")],

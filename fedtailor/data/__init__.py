@@ -1,11 +1,11 @@
 """Data: data sets as their authors publish them or as the user has them, dealt to a federation's clients."""
 
-from .arrays import from_list
-from .dataset import Dataset
-from .federated import FederatedData, federate
-from .info import DataInfo, data_dir, found
-from .loading import catalogue, load
-from .partitions import partitions_catalogue
+from fedtailor.data.arrays import from_list
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.federated import FederatedData, federate
+from fedtailor.data.info import DataInfo, data_dir, found
+from fedtailor.data.loading import catalogue, load
+from fedtailor.data.partitions import partitions_catalogue
 
 __all__ = [
     "DataInfo",

@@ -3,7 +3,6 @@
 import zipfile
 import zlib
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import FedtailorError
-from .dataset import Dataset
-from .info import damaged
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.info import damaged
+from fedtailor.errors import FedtailorError
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -69,7 +68,7 @@ def from_list(parts: Sequence[Any], name: str = "list") -> Dataset:
                     f"{_words(kinds[0])}: all clients need the same."
                 )
     y = torch.cat(ys)
-    classes = () if y.is_floating_point() else tuple(map(str, range(int(y.max()) + 1)))
+    classes = () if y.is_floating_point() else tuple(map(str, range(max(int(y.max()) + 1, 1))))
     owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in ys]))
     names = tuple(map(str, range(len(parts))))
     return Dataset(name, torch.cat(xs), y, classes, client=owner, client_names=names)
@@ -83,13 +82,13 @@ def _pair(part: Any, client: int, name: str) -> tuple[Tensor, Tensor]:
     if not (isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part))):
         try:
             items = [part[index] for index in range(len(part))]
-            part = [np.stack([np.asarray(item[side]) for item in items]) for side in (0, 1)]
+            part = [np.stack([_array(item[side]) for item in items]) for side in (0, 1)]
         except (TypeError, ValueError, IndexError, KeyError):
             raise FedtailorError(
                 f"Client {client} of {name!r} is neither a pair (x, y) of arrays nor a dataset of (x, y) "
                 "items: give one of these with at least one sample, all of the same shape."
             ) from None
-    x, y = (np.asarray(side) for side in part)
+    x, y = (np.atleast_1d(_array(side)) for side in part)
     if len(x) == 0 or len(x) != len(y):
         raise FedtailorError(
             f"Client {client} of {name!r} has {len(x)} samples and {len(y)} labels: give at least one "
@@ -97,25 +96,31 @@ def _pair(part: Any, client: int, name: str) -> tuple[Tensor, Tensor]:
         )
     if y.dtype.kind not in "biuf":
         raise FedtailorError(f"Client {client} of {name!r} has labels of type {y.dtype}: give numbers.")
-    y = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
-    return as_features(x, name), torch.from_numpy(y)
+    y = y.astype((y.dtype if y.dtype == np.float64 else np.float32) if y.dtype.kind == "f" else np.int64)
+    return as_features(x, name, double=True), torch.from_numpy(y)
 
 
 def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray))
 
 
-def as_features(x: Array, name: str) -> Tensor:
-    """Pictures stay bytes and become (n, channels, height, width); everything else becomes float32."""
+def _array(value: Any) -> Array:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def as_features(x: Array, name: str, double: bool = False) -> Tensor:
+    """Pictures stay bytes and become (n, channels, height, width); everything else becomes float32, or stays double."""
     if x.dtype.kind not in "biuf":
         raise FedtailorError(f"The features of {name!r} are of type {x.dtype}: give numbers.")
+    x = np.require(x, requirements=["C", "W"])  # PyTorch takes no others
     if x.dtype == np.uint8 and x.ndim == 3:
         return torch.from_numpy(x)[:, None]
     if x.dtype == np.uint8 and x.ndim == 4:
         channels_last = x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
         return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous() if channels_last else torch.from_numpy(x)
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes Inf, which is refused
-        x = x.astype(np.float32)
+    if not (double and x.dtype == np.float64):
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes Inf, which is refused
+            x = x.astype(np.float32)
     return torch.from_numpy(x[:, None] if x.ndim == 1 else x)
 
 
@@ -130,18 +135,17 @@ def encode(values: Array, what: str) -> tuple[Tensor, tuple[str, ...]]:
     different, codes = np.unique(values, return_inverse=True)
     names = [str(value) for value in different.tolist()]
     numbers = _numbers(names)
-    if numbers and not all(number.is_integer() for number in numbers):
-        raise FedtailorError(f"{what} are fractions: fedtailor classifies, so give whole numbers or names.")
+    if not all(number.is_integer() for number in numbers):
+        raise FedtailorError(f"{what} hold fractions or NaN: give whole numbers or names.")
     # Names that are numbers go by value: 2 before 10.
     order = sorted(range(len(names)), key=(lambda i: (numbers[i], names[i])) if numbers else names.__getitem__)
     rank = np.argsort(np.array(order, dtype=np.int64))
-    return torch.from_numpy(rank[codes]), tuple(names[i].removesuffix(".0") for i in order)
+    return torch.from_numpy(rank[codes]), tuple(names[i].removesuffix(".0") if numbers else names[i] for i in order)
 
 
 def _numbers(names: list[str]) -> list[float]:
     """The names as numbers; none if any is not one."""
     try:
-        numbers = [float(name) for name in names]
+        return [float(name) for name in names]
     except ValueError:
         return []
-    return numbers if all(map(isfinite, numbers)) else []

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import FedtailorError
-from .dataset import TEST, TRAIN, Dataset
-from .info import DataInfo, DataSets, damaged, require
+from fedtailor.data.dataset import TEST, TRAIN, Dataset
+from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.errors import FedtailorError
 
 Bytes = NDArray[np.uint8]
 PIXELS = 3 * 32 * 32

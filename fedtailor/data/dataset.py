@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FedtailorError
+from fedtailor.errors import FedtailorError
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -19,7 +19,7 @@ class Dataset:
     """Samples with their classes and, where known, the authors' split and the natural clients."""
 
     name: str
-    x: Tensor  # uint8 pictures (n, channels, height, width), or float32 features (n, ...)
+    x: Tensor  # uint8 pictures (n, channels, height, width), or features (n, ...), float32 or float64
     y: Tensor  # int64 class numbers, or float targets (regression)
     classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
     part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the authors' own split
@@ -57,9 +57,9 @@ def _check_features(data: Dataset) -> None:
                 "give them as (samples, channels, height, width)."
             )
         return
-    if data.x.dtype != torch.float32:
+    if data.x.dtype not in (torch.float32, torch.float64):
         raise FedtailorError(
-            f"The features of {data.name!r} are {data.x.dtype}: give float32 features or uint8 pictures."
+            f"The features of {data.name!r} are {data.x.dtype}: give float32 or float64 features or uint8 pictures."
         )
     bad = (~torch.isfinite(data.x)).reshape(len(data.x), -1).any(dim=1)
     if bad.any():
@@ -75,6 +75,8 @@ def _check_labels(data: Dataset) -> None:
             raise FedtailorError(f"The labels of {data.name!r} are fractions: classes need whole numbers.")
         if not torch.isfinite(data.y).all():
             raise FedtailorError(f"The targets of {data.name!r} hold NaN or Inf: clean the data first.")
+    elif not data.classes:
+        raise FedtailorError(f"The labels of {data.name!r} are whole numbers: name their classes.")
     else:
         _check_range(data, "labels", data.y, len(data.classes))
     if data.part is not None:

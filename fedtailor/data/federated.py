@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FedtailorError, unknown
-from ..streams import numpy_stream
-from .dataset import TEST, TRAIN, VALIDATION, Dataset
-from .partitions import NATURAL, Ints, deal, parse
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from fedtailor.data.partitions import NATURAL, Ints, deal, parse
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.streams import numpy_stream
 
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FedtailorError, unknown
-from .dataset import TEST, TRAIN, Dataset
-from .info import DataInfo, DataSets, damaged, require, there
+from fedtailor.data.dataset import TEST, TRAIN, Dataset
+from fedtailor.data.info import DataInfo, DataSets, damaged, require, there
+from fedtailor.errors import FedtailorError, unknown
 
 FASHION = (
     "T-shirt/top",
@@ -67,6 +67,8 @@ def _read_part(folder: Path, images: str, labels: str) -> tuple[Tensor, Tensor]:
     assert image_file is not None  # required before
     assert label_file is not None
     x, y = read_idx(image_file, 3), read_idx(label_file, 1).long()
+    if x.shape[1:] != (28, 28):
+        raise damaged(image_file, f"its pictures are {x.shape[2]}×{x.shape[1]} pixels, not 28×28")
     if len(x) != len(y):
         raise FedtailorError(
             f"The file {image_file} holds {len(x)} pictures but {label_file} {len(y)} labels: get both again."

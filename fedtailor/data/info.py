@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import FedtailorError
-from .dataset import Dataset
+from fedtailor.data.dataset import Dataset
+from fedtailor.errors import FedtailorError
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def require(info: DataInfo, root: Path) -> None:
     if not found(info, root):
         missing = ", ".join(file for file in info.files if not there(root / file))
         raise FedtailorError(
-            f"The data set {info.name!r} is missing: get {missing} from {info.source} and put them "
+            f"The data set {info.name!r} is missing: get {missing} from {info.source} and put that "
             f"under {root} (or name another directory with --data-dir or FEDTAILOR_DATA)."
         )
 

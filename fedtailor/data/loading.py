@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from ..errors import FedtailorError, unknown
-from . import arrays, cifar, idx, medmnist, omniglot, pictures, synthetic, table
-from . import info as information
-from .dataset import Dataset
-from .info import DataInfo, Reader
+from fedtailor.data import arrays, cifar, idx, medmnist, omniglot, pictures, synthetic, table
+from fedtailor.data import info as information
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.info import DataInfo, Reader
+from fedtailor.errors import FedtailorError, unknown
 
 MODULES = (synthetic, idx, cifar, medmnist, omniglot)
 DATA_SETS: dict[str, tuple[DataInfo, Reader]] = {

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..errors import FedtailorError
-from .arrays import Arrays, as_features, read_arrays
-from .dataset import TEST, TRAIN, VALIDATION, Dataset
-from .info import DataInfo, DataSets, damaged, require
+from fedtailor.data.arrays import Arrays, as_features, read_arrays
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.errors import FedtailorError
 
 PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
 ORGANS = (
@@ -68,7 +69,8 @@ def is_medmnist(arrays: Arrays) -> bool:
 
 def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> Dataset:
     """All parts in one data set; without `classes`, these are called 0, 1, 2, …"""
-    xs, ys, parts = [], [], []
+    xs: list[Tensor] = []
+    ys, parts = [], []
     for part, number in PARTS.items():
         keys = _keys(part, arrays)
         if keys is None:
@@ -81,6 +83,8 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
             )
         if len(x) != len(y):
             raise damaged(path, f"its {part} part has {len(x)} pictures but {len(y)} labels")
+        if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
+            raise damaged(path, f"its {part} pictures have shape {tuple(x.shape[1:])}, others {tuple(xs[0].shape[1:])}")
         xs.append(x)
         ys.append(torch.from_numpy(y.reshape(-1).astype(np.int64)))
         parts.append(torch.full((len(y),), number, dtype=torch.uint8))

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from ..errors import FedtailorError
-from .dataset import Dataset
-from .info import DataInfo, DataSets, damaged, require
-from .pictures import open_picture
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.data.pictures import open_picture
+from fedtailor.errors import FedtailorError
 
 HALVES = ("images_background", "images_evaluation")
 SIDE, DRAWERS = 28, 20
@@ -51,6 +51,7 @@ def read_omniglot(info: DataInfo, root: Path, variant: str) -> Dataset:
 
 def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
     """Alphabet, character, drawer (0 to 19) and pixels of each file of one half."""
+    file = None
     for file, contents in _pngs(half):
         alphabet, character, picture = PurePosixPath(file).parts[-3:]
         try:
@@ -61,6 +62,8 @@ def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
             raise damaged(file, "its name is not CHARACTER_DRAWER.png with a drawer from 01 to 20")
         image = ImageChops.invert(open_picture(file, contents).convert("L"))
         yield alphabet, character, drawer, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    if file is None:
+        raise damaged(half, "there is no ALPHABET/CHARACTER/DRAWING.png in it")
 
 
 def _pngs(half: Path) -> Iterator[tuple[str, bytes]]:
@@ -73,7 +76,8 @@ def _pngs(half: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(archive) as zipped:
             for name in sorted(zipped.namelist()):
-                if name.startswith(half.name) and name.endswith(".png"):
+                parts = PurePosixPath(name).parts  # half, alphabet, character, drawing
+                if name.endswith(".png") and parts[0] == half.name and len(parts) == 4:
                     yield f"{archive}/{name}", zipped.read(name)
     except (zipfile.BadZipFile, EOFError, OSError, zlib.error):
         raise damaged(archive) from None

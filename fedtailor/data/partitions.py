@@ -11,8 +11,8 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedtailorError, unknown
-from ..streams import numpy_stream
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.streams import numpy_stream
 
 Ints = NDArray[np.int64]
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class
@@ -57,7 +57,7 @@ def deal(labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_s
     """The client of each sample; -1 for samples of a class that no client owns. Part 0 is trained on."""
     partition, parameter = parse(spec)
     if not partition.by_label:
-        labels, classes = np.zeros_like(labels), 1
+        labels, classes = np.zeros_like(parts), 1
     elif not classes:
         raise FedtailorError(
             f"The partition {spec!r} deals by class, but these targets are numbers: use iid, quantity or natural."
@@ -72,9 +72,9 @@ def deal(labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_s
         if fewest >= min_samples and counts[0].sum(axis=0).min() > 0:
             return _hand_out(labels, parts, counts, partition.in_turn, numpy_stream(seed, "partition", "order"))
     raise FedtailorError(
-        f"The partition {spec!r} left a client with fewer than {max(min_samples, 1)} samples in each "
-        f"of {DRAWS} draws ({fewest} in the last): ask for fewer clients, a smaller min_samples "
-        "or more even shares."
+        f"The partition {spec!r} did not give every client {max(min_samples, 1)} samples, one of them to train on, in "
+        f"any of {DRAWS} draws (the last gave a client {fewest}): ask for fewer clients, a smaller min_samples or more "
+        "even shares."
     )
 
 

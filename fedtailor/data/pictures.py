@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..errors import FedtailorError
-from .arrays import encode
-from .dataset import Dataset
-from .info import damaged
+from fedtailor.data.arrays import encode
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.info import damaged
+from fedtailor.errors import FedtailorError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 

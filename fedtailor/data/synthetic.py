@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..errors import FedtailorError
-from ..streams import numpy_stream
-from .dataset import Dataset
-from .info import DataInfo, DataSets
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.info import DataInfo, DataSets
+from fedtailor.errors import FedtailorError
+from fedtailor.streams import numpy_stream
 
 CLIENTS, FEATURES, CLASSES = 30, 60, 10
 

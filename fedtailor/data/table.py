@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FedtailorError
-from .arrays import encode
-from .dataset import Dataset
+from fedtailor.data.arrays import encode
+from fedtailor.data.dataset import Dataset
+from fedtailor.errors import FedtailorError
 
 LABELS = ("label", "y", "class", "target")
 CLIENT = "client"

@@ -97,6 +97,7 @@ class RunDirectory:
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.unlock()
             raise FedtailorError(f"Another process is running in {self.path}: wait for it, or end it first.") from None
 
     def unlock(self) -> None:

@@ -53,6 +53,21 @@ class Federation:
         self.method.start(self.server)
         self.states.checkpoint(0, self.server.state)
 
+    def restore(self) -> None:
+        """Go back to the last checkpoint of the run directory."""
+        assert self.directory is not None
+        self.server.round, self.server.state = self.states.restore()
+        if self.server.round == 0:
+            self.start()
+        self.rounds, self.clients = self.directory.cut(self.server.round)
+        self.evaluator.remember(self.clients)
+
+    def close(self) -> None:
+        """End the workers, and leave the run directory to others."""
+        self.engine.close()
+        if self.directory is not None:
+            self.directory.unlock()
+
     def run(self) -> Generator[Record, None, None]:
         """The rounds that are still to do, each after it is recorded. Interrupted, it leaves a checkpoint of the last
         round, or, if that was only half done, the checkpoint before."""

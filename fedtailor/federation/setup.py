@@ -159,18 +159,12 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
 
 
 def reopen(path: Path, experiment: Experiment, objects: Objects) -> Federation:
-    """The federation of a run directory as its last checkpoint left it, ready to go on."""
+    """The federation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
     bench = prepare(experiment, objects)
     directory.check(bench.data)
     directory.lock()
-    run = federation(experiment, bench, directory)
-    run.server.round, run.server.state = run.states.restore()
-    if not run.states.versions and not run.server.round:
-        run.start()
-    run.rounds, run.clients = directory.cut(run.server.round)
-    run.evaluator.remember(run.clients)
-    return run
+    return federation(experiment, bench, directory)
 
 
 def look_into(path: Path) -> Federation:

@@ -66,7 +66,8 @@ class Network:
         else:
             if not tensor.is_floating_point():
                 self._integer_buffers[f"{layer}.{attribute}" if layer else attribute] = tensor.dtype
-            owner._buffers[attribute] = view
+            # `.data` has a version counter of its own: autograd must not take one layer's statistics for another's.
+            owner._buffers[attribute] = view.data
             self.statistics.append(where)
 
     @property

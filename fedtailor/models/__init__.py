@@ -47,7 +47,7 @@ def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: in
     A name of the catalogue (with `:widths` for the MLP), a `module:Class` or a callable, which is called with the
     input shape and the number of classes if it takes them and with nothing otherwise, or a module, which is copied.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same first vector for every device
         torch.manual_seed(torch_seed(seed, "model"))
         if isinstance(model, nn.Module):
             return copy.deepcopy(model)

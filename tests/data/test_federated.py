@@ -1,0 +1,221 @@
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedtailor.data import Dataset, FederatedData, federate
+from fedtailor.errors import FedtailorError
+
+from .files import toy
+
+
+def sizes(split: FederatedData) -> list[list[int]]:
+    return split.bounds.diff(dim=1).tolist()
+
+
+def natural(*samples: int) -> Dataset:
+    clients = torch.arange(len(samples)).repeat_interleave(torch.tensor(samples))
+    names = tuple(f"site-{client}" for client in range(len(samples)))
+    return dataclasses.replace(toy(sum(samples)), client=clients, client_names=names)
+
+
+def test_a_clients_data_are_slices_of_one_tensor() -> None:
+    split = federate(toy(), clients=5)
+    assert split.bounds.shape == (5, 4)
+    assert split.bounds[0, 0] == 0
+    assert split.bounds[-1, 3] == len(split.x) == len(split.y)
+    assert split.bounds[1:, 0].tolist() == split.bounds[:-1, 3].tolist()
+    for client, (start, train, validation, test) in enumerate(split.bounds.tolist()):
+        for (x, y), part in zip(
+            (split.train(client), split.validation(client), split.test(client)),
+            (slice(start, train), slice(train, validation), slice(validation, test)),
+            strict=True,
+        ):
+            assert torch.equal(x, split.x[part])
+            assert torch.equal(y, split.y[part])
+            assert x.untyped_storage().data_ptr() == split.x.untyped_storage().data_ptr()
+    assert (split.clients, split.names) == (5, ("0", "1", "2", "3", "4"))
+    assert split.samples.tolist() == [len(split.train(client)[1]) for client in range(5)]
+
+
+def test_fractions_of_each_client() -> None:
+    split = federate(natural(100, 10, 200), partition="natural", test=0.2, validation=0.1)
+    assert sizes(split) == [[70, 10, 20], [7, 1, 2], [140, 20, 40]]
+    assert split.names == ("site-0", "site-1", "site-2")
+    assert sizes(federate(natural(100), partition="natural", test=0, validation=0)) == [[100, 0, 0]]
+
+
+def test_small_clients_keep_a_training_sample_first_then_a_test_sample() -> None:
+    split = federate(natural(1, 2, 3, 4), partition="natural", test=0.45, validation=0.45)
+    assert sizes(split) == [[1, 0, 0], [1, 0, 1], [1, 1, 1], [1, 1, 2]]
+
+
+def test_the_split_is_random_but_reproducible() -> None:
+    first, same, other = (federate(natural(100), partition="natural", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.test(0)[0], same.test(0)[0])
+    assert not torch.equal(first.test(0)[0], other.test(0)[0])
+    assert 20 < float(first.test(0)[0].mean()) < 80
+
+
+def test_counts_by_split_add_up() -> None:
+    split = federate(toy(), clients=5)
+    parts = [split.counts(part) for part in ("train", "validation", "test")]
+    assert torch.equal(torch.stack(parts).sum(0), split.counts())
+    assert parts[0].sum(1).tolist() == split.samples.tolist()
+    for client in range(5):
+        assert parts[2][client].tolist() == split.test(client)[1].bincount(minlength=10).tolist()
+    with pytest.raises(FedtailorError, match="did you mean 'train'"):
+        split.counts("trian")
+
+
+def numbers(pair: tuple[Tensor, Tensor]) -> set[int]:
+    return set(pair[0][:, 0].int().tolist())
+
+
+@pytest.mark.parametrize("spec", ["natural", "dirichlet:0.5", "iid", "classes:5"])
+def test_a_group_is_never_on_two_sides_nor_at_two_clients(spec: str) -> None:
+    data = natural(200, 200)
+    group = torch.arange(400) // 4
+    data = dataclasses.replace(data, group=group, y=data.y[group * 4])
+    split = federate(data, partition=spec, clients=2, test=0.25, validation=0.25, min_samples=4)
+    seen: set[int] = set()
+    for client in range(2):
+        for side in (split.train(client), split.validation(client), split.test(client)):
+            groups = {number // 4 for number in numbers(side)}
+            assert len(groups) * 4 == len(side[1])
+            assert not groups & seen
+            seen |= groups
+    assert len(seen) == 100
+
+
+def official(*parts: float) -> Dataset:
+    return toy(2000, parts=parts)
+
+
+def test_official_parts_are_kept() -> None:
+    data = official(0.6, 0.1, 0.3)
+    assert data.part is not None
+    split = federate(data, partition="classes-random:2", clients=10, split="official", test=0.9, validation=0)
+    for part, get in enumerate((split.train, split.validation, split.test)):
+        held = set().union(*(numbers(get(client)) for client in range(10)))
+        assert held == set((data.part == part).nonzero().flatten().tolist())
+
+
+def test_official_takes_validation_off_the_training_part_only_if_there_is_none() -> None:
+    data = official(0.7, 0.0, 0.3)
+    assert data.part is not None
+    train = set((data.part == 0).nonzero().flatten().tolist())
+    split = federate(data, partition="iid", clients=10, split="official", validation=0.2)
+    held = set().union(*(numbers(split.validation(client)) for client in range(10)))
+    assert held < train
+    assert len(held) == round(0.2 * len(train))
+    test = set().union(*(numbers(split.test(client)) for client in range(10)))
+    assert test == set((data.part == 2).nonzero().flatten().tolist())
+    with_own = official(0.6, 0.1, 0.3)
+    assert with_own.part is not None
+    split = federate(with_own, partition="iid", clients=10, split="official", validation=0.5)
+    assert int(split.counts("validation").sum()) == int((with_own.part == 1).sum())
+
+
+def test_official_with_natural_clients() -> None:
+    data = dataclasses.replace(natural(20, 20), part=torch.tensor([0, 0, 2, 2] * 10, dtype=torch.uint8))
+    assert sizes(federate(data, partition="natural", split="official", validation=0)) == [[10, 0, 10]] * 2
+    data = dataclasses.replace(data, part=torch.tensor([0] * 20 + [2] * 20, dtype=torch.uint8))
+    with pytest.raises(FedtailorError, match="Client 'site-1' of 'toy' has no training sample"):
+        federate(data, partition="natural", split="official", validation=0)
+
+
+def test_max_train_thins_the_training_samples_alone() -> None:
+    full = federate(natural(100, 20), partition="natural")
+    split = federate(natural(100, 20), partition="natural", max_train=30)
+    assert sizes(split) == [[30, 10, 20], [14, 2, 4]]
+    assert numbers(split.train(0)) < numbers(full.train(0))
+    assert numbers(split.test(0)) == numbers(full.test(0))
+    assert numbers(split.train(0)) != set(sorted(numbers(full.train(0)))[:30])
+
+
+def test_new_clients_are_chosen_by_the_seed() -> None:
+    chosen = [federate(toy(), partition="iid", clients=20, new_clients=4, seed=seed) for seed in (0, 0, 1)]
+    assert len(chosen[0].new) == 4
+    assert chosen[0].new <= set(range(20))
+    assert chosen[0].new == chosen[1].new != chosen[2].new
+    assert torch.equal(chosen[0].x, federate(toy(), partition="iid", clients=20).x)
+    assert federate(toy(), partition="iid", clients=20).new == frozenset()
+
+
+def pictures() -> Dataset:
+    x = torch.arange(40 * 3 * 4 * 5).remainder(256).to(torch.uint8).reshape(40, 3, 4, 5)
+    y = torch.arange(40) % 2
+    return Dataset("pictures", x, y, ("a", "b"), client=torch.zeros(40, dtype=torch.int64), client_names=("only",))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pixels_become_numbers_with_channels_last_in_memory(dtype: torch.dtype) -> None:
+    data = pictures()
+    by_number = {tuple(picture.flatten().tolist()): picture for picture in data.x}
+    unit = federate(data, partition="natural", dtype=dtype)
+    signed = federate(data, partition="natural", dtype=dtype, pixels="signed")
+    assert unit.x.dtype == dtype
+    assert unit.x.shape == (40, 3, 4, 5)
+    assert unit.x.is_contiguous(memory_format=torch.channels_last)
+    assert unit.train(0)[0].is_contiguous(memory_format=torch.channels_last)
+    for x in unit.x:
+        assert tuple((x * 255).round().int().flatten().tolist()) in by_number
+    assert (float(unit.x.min()), float(unit.x.max())) == (0, 1)
+    torch.testing.assert_close(signed.x, unit.x * 2 - 1)
+    assert (float(signed.x.min()), float(signed.x.max())) == (-1, 1)
+
+
+def test_features_are_only_cast() -> None:
+    data = toy(50)
+    split = federate(data, partition="iid", clients=2, pixels="signed", dtype=torch.float64)
+    assert sorted(split.x[:, 0].tolist()) == list(range(50))
+    assert split.x.dtype == torch.float64
+    assert split.y.dtype == torch.int64
+
+
+def test_twenty_clients_unless_said_and_the_natural_number_where_natural() -> None:
+    assert federate(toy(), partition="iid").clients == 20
+    assert federate(natural(20, 30), partition="natural").clients == 2
+    assert federate(natural(20, 30), partition="natural", clients=2).clients == 2
+    with pytest.raises(FedtailorError, match="has 2 natural clients, not 20"):
+        federate(natural(20, 30), partition="natural", clients=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"test": 0.6, "validation": 0.4}, "leave nothing to train on"),
+        ({"test": -0.1}, "leave nothing to train on"),
+        ({"test": float("nan")}, "leave nothing to train on"),
+        ({"new_clients": 20}, "20 of 20 clients cannot be new: hold out from 0 to 19"),
+        ({"new_clients": -1}, "cannot be new"),
+        ({"max_train": 0}, "max_train is 0"),
+        ({"min_samples": -1}, "must not be negative"),
+        ({"seed": -1}, "must not be negative"),
+        ({"split": "offical"}, "did you mean 'official'"),
+        ({"split": "official"}, "has no official split: use split 'merge'"),
+        ({"pixels": "sined"}, "did you mean 'signed'"),
+    ],
+)
+def test_refusals(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(FedtailorError, match=sentence):
+        federate(toy(), partition="iid", **options)  # type: ignore[arg-type]
+
+
+def test_held_out_samples_lie_behind_each_other() -> None:
+    split = federate(toy(), partition="iid", clients=4)
+    x, lengths = split.held_out([2, 0])
+    expected = [split.validation(2)[0], split.test(2)[0], split.validation(0)[0], split.test(0)[0]]
+    assert torch.equal(x, torch.cat(expected))
+    assert lengths == [30, 30]
+    assert torch.equal(split.held_out([1])[0], torch.cat([split.validation(1)[0], split.test(1)[0]]))
+
+
+def test_fingerprint_tells_data_apart() -> None:
+    data = pictures()
+    first, same, other = (federate(data, partition="iid", clients=2, seed=seed).fingerprint() for seed in (0, 0, 1))
+    assert first == same != other
+    brighter = dataclasses.replace(data, x=data.x.index_fill(0, torch.tensor([3]), 9))
+    assert federate(brighter, partition="iid", clients=2).fingerprint() != first

@@ -1,0 +1,94 @@
+"""Small federations for tests: quadratic clients with exact answers, and a few digits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import fedtailor as ft
+from fedtailor.experiment import make_experiment
+from fedtailor.federation.rounds import Federation
+from fedtailor.federation.setup import Objects, federation, prepare
+
+
+class Quadratic(nn.Module):
+    """A model that is its parameter θ. Each sample is a quadratic (c, H); the output is ½(θ−c)ᵀH(θ−c)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = len(self.theta)
+        away = self.theta - x[:, :size]
+        return 0.5 * torch.einsum("ni,nij,nj->n", away, x[:, size:].view(-1, size, size), away)
+
+
+def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+def quadratic_clients(clients: int, size: int, seed: int = 0) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
+    """Data for `Quadratic` with one sample a client, and the centres c_i and curvatures H_i behind it (float64)."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(clients, size, generator=generator, dtype=torch.float64)
+    roots = torch.randn(clients, size, size, generator=generator, dtype=torch.float64) / size**0.5
+    curvatures = roots @ roots.transpose(1, 2) + 0.5 * torch.eye(size, dtype=torch.float64)
+    rows = torch.cat([centres, curvatures.flatten(1)], dim=1)
+    return [(row[None], torch.zeros(1, dtype=torch.float64)) for row in rows], centres, curvatures
+
+
+def run_quadratic(
+    method: str | ft.Method, data: list[tuple[Tensor, Tensor]], size: int, **settings: Any
+) -> ft.RunResult:
+    """A run on quadratic clients in double precision, one full-batch step a round unless said otherwise."""
+    defaults = {"steps": 1, "batch": "full", "lr": 0.1, "dtype": "float64", "test": 0.0, "validation": 0.0}
+    return ft.run(
+        method, data=data, model=Quadratic(size), loss=mean_output, engine="in-process", **{**defaults, **settings}
+    )
+
+
+def digits(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Clients with so many digits each; every client knows all labels that its samples have."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(y))
+    x, y = torch.tensor(x[order] / 16, dtype=torch.float32), torch.tensor(y[order])
+    ends = np.cumsum(sizes)
+    return [(x[end - size : end], y[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def make_federation(method: str, **settings: Any) -> Federation:
+    """A federation that a test drives by hand, in process."""
+    experiment = make_experiment({"method": method, "engine": "in-process", **settings})
+    made = federation(experiment, prepare(experiment, Objects()), None)
+    made.start()
+    return made
+
+
+def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records without their times."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """The content of all files of a checkpoint or run directory."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def final(result: ft.RunResult) -> dict[str, Tensor]:
+    """The server's and all clients' last tensors, by name."""
+    run = result._federation
+    tensors = {f"server/{name}": tensor for name, tensor in run.server.state.items()}
+    for client in range(run.data.clients):
+        tensors |= {f"{client}/{name}": tensor for name, tensor in run.states.get(client).items()}
+    return tensors
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """The same names and the same bits."""
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name

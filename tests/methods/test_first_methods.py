@@ -1,0 +1,179 @@
+"""Closed forms and limit cases of Local, FedAvg, FedProx, FedPer and Ditto (the table in the fidelity notes)."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import fedtailor as ft
+from tests.helpers import assert_same, digits, final, quadratic_clients, run_quadratic
+
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "clients": 5,
+    "model": "mlp:16",
+    "rounds": 3,
+    "participation": 0.6,
+    "engine": "in-process",
+    "seed": 1,
+}
+MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
+
+
+def server(result: ft.RunResult, name: str = "theta") -> torch.Tensor:
+    return result._federation.server.state[name]
+
+
+def state(result: ft.RunResult, client: int) -> dict[str, torch.Tensor]:
+    return result._federation.states.get(client)
+
+
+def test_identical_clients_with_one_full_step_are_central_gradient_descent() -> None:
+    """Two identical clients, one full-batch step a round: FedAvg is gradient descent on their common data."""
+    ((x, y),) = digits([60])
+    result = ft.run(
+        "fedavg", data=[(x, y), (x, y)], model="mlp:16", rounds=5, lr=0.5, batch="full", test=0.0, validation=0.0
+    )
+    run = result._federation
+    module = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    torch.nn.utils.vector_to_parameters(run.server.initial.clone(), module.parameters())
+    for _ in range(5):
+        gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= 0.5 * gradient
+    central = torch.nn.utils.parameters_to_vector(module.parameters())
+    assert (central - run.server.initial).abs().max() > 0.01
+    torch.testing.assert_close(server(result), central, rtol=0, atol=1e-6)
+
+
+def test_fedavg_on_quadratics_follows_its_formula() -> None:
+    """w ← Σ n_i/n (I − (I − ηH_i)^K)(c_i) …: K steps of each participant by hand, weighted by its samples."""
+    data, centres, curvatures = quadratic_clients(4, 3)
+    data[1] = (data[1][0].repeat(3, 1), data[1][1].repeat(3))  # three samples: three times the weight
+    result = run_quadratic("fedavg", data, 3, steps=4, rounds=6, participation=2, seed=5)
+    w = torch.zeros(3, dtype=torch.float64)
+    for record in result.rounds:
+        thetas, weights = [], []
+        for client in record["participants"]:
+            theta = w.clone()
+            for _ in range(4):
+                theta = theta - 0.1 * curvatures[client] @ (theta - centres[client])
+            thetas.append(theta)
+            weights.append(3.0 if client == 1 else 1.0)
+        w = sum(weight * theta for weight, theta in zip(weights, thetas, strict=True)) / sum(weights)  # type: ignore[assignment]
+    assert {client for record in result.rounds for client in record["participants"]} >= {1}
+    torch.testing.assert_close(server(result), w, rtol=0, atol=1e-12)
+
+
+def test_fedavg_with_one_participant_is_local_for_that_round() -> None:
+    one = ft.run("fedavg", **{**SMALL, "participation": 1, "rounds": 1})
+    alone = ft.run("local", **{**SMALL, "participation": 1, "rounds": 1})
+    (client,) = one.rounds[0]["participants"]
+    assert torch.equal(server(one), state(alone, client)["theta"])
+
+
+def test_fine_tuning_is_an_option_of_the_evaluation() -> None:
+    plain = ft.run("fedavg", **SMALL)
+    none = ft.run("fedavg", **SMALL, evaluation={"fine_tune": 0})
+    tuned = ft.run("fedavg", **SMALL, evaluation={"fine_tune": 3})
+    of_global = ft.run("fedavg", **SMALL, evaluation={"fine_tune": 3, "model": "global"})
+    assert plain.clients == none.clients
+    assert_same(final(plain), final(tuned))  # evaluation never trains
+    assert tuned.accuracy is not None
+    assert plain.accuracy is not None
+    assert tuned.accuracy > plain.accuracy
+    assert tuned.clients == of_global.clients
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+def test_fedprox_without_its_term_is_fedavg(more: dict[str, Any]) -> None:
+    assert_same(final(ft.run("fedprox", mu=0.0, **SMALL, **more)), final(ft.run("fedavg", **SMALL, **more)))
+
+
+def test_fedprox_on_quadratics_reaches_the_prox_point() -> None:
+    """With many steps a participant ends at argmin f(θ) + μ/2‖θ−w‖² = (H + μI)⁻¹(Hc + μw)."""
+    data, centres, curvatures = quadratic_clients(1, 3)
+    result = run_quadratic("fedprox", data, 3, steps=2000, lr=0.1, rounds=2, mu=2.0)
+    w = torch.zeros(3, dtype=torch.float64)
+    eye = torch.eye(3, dtype=torch.float64)
+    for _ in range(2):
+        w = torch.linalg.solve(curvatures[0] + 2.0 * eye, curvatures[0] @ centres[0] + 2.0 * w)
+    torch.testing.assert_close(server(result), w, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+def test_fedper_without_a_head_is_fedavg(more: dict[str, Any]) -> None:
+    headless, average = ft.run("fedper", **SMALL, **more, head=0), ft.run("fedavg", **SMALL, **more)
+    assert torch.equal(server(headless, "body"), server(average))
+    assert headless.rounds[-1]["bytes_up"] == average.rounds[-1]["bytes_up"]
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+def test_fedper_with_everything_in_the_head_is_local(more: dict[str, Any]) -> None:
+    whole, local = ft.run("fedper", **SMALL, **more, head=2), ft.run("local", **SMALL, **more)
+    for client in range(5):
+        assert torch.equal(
+            state(whole, client).get("head", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
+        )
+    assert whole.rounds[-1]["bytes_up"] == 0
+
+
+def test_fedper_shares_the_body_and_nothing_else() -> None:
+    result = ft.run("fedper", **{**SMALL, "participation": "all", "rounds": 1})
+    local = ft.run("local", **{**SMALL, "participation": "all", "rounds": 1})
+    run = result._federation
+    bodies = torch.stack([state(local, client)["theta"][run.server.body] for client in range(5)]).double()
+    weights = run.server.samples.double() / run.server.samples.sum()
+    torch.testing.assert_close(server(result, "body").double(), weights @ bodies, rtol=0, atol=1e-6)
+    for client in range(5):
+        assert torch.equal(state(result, client)["head"], state(local, client)["theta"][run.server.head])
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+def test_ditto_without_its_pull_is_local_beside_fedavg(more: dict[str, Any]) -> None:
+    ditto, local = ft.run("ditto", lam=0.0, **SMALL, **more), ft.run("local", **SMALL, **more)
+    for client in range(5):
+        assert torch.equal(
+            state(ditto, client).get("personal", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
+        )
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_dittos_global_model_is_fedavgs_whatever_the_pull(lam: float) -> None:
+    assert torch.equal(server(ft.run("ditto", lam=lam, **SMALL)), server(ft.run("fedavg", **SMALL)))
+
+
+def test_ditto_on_quadratics_follows_its_formula() -> None:
+    """v ← v − η(∇f(v) + λ(v − w)) with the w that was received in this round."""
+    data, centres, curvatures = quadratic_clients(3, 3)
+    result = run_quadratic("ditto", data, 3, steps=2, rounds=4, lam=0.7)
+    w = torch.zeros(3, dtype=torch.float64)
+    v = torch.zeros(3, 3, dtype=torch.float64)
+    for _ in range(4):
+        ends = []
+        for client in range(3):
+            theta = w.clone()
+            for _ in range(2):
+                v[client] -= 0.1 * (curvatures[client] @ (v[client] - centres[client]) + 0.7 * (v[client] - w))
+                theta -= 0.1 * curvatures[client] @ (theta - centres[client])
+            ends.append(theta)
+        w = torch.stack(ends).mean(0)
+    torch.testing.assert_close(server(result), w, rtol=0, atol=1e-12)
+    for client in range(3):
+        torch.testing.assert_close(state(result, client)["personal"], v[client], rtol=0, atol=1e-12)
+
+
+def test_local_sends_nothing() -> None:
+    result = ft.run("local", **SMALL)
+    assert all(record["bytes_up"] == record["bytes_down"] == 0 for record in result.rounds)
+    assert result._federation.server.state == {}
+
+
+def test_messages_cost_what_the_formula_says() -> None:
+    """In float32: FedAvg, FedProx and Ditto one vector each way, FedPer one body."""
+    size, head = 64 * 16 + 16 + 16 * 10 + 10, 16 * 10 + 10
+    for method, length in (("fedavg", size), ("fedprox", size), ("ditto", size), ("fedper", size - head)):
+        record = ft.run(method, **SMALL).rounds[-1]
+        assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * length
