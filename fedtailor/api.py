@@ -80,7 +80,7 @@ class RunResult:
                 if isinstance(client, str)
                 else FedtailorError(f"There is no client {client}: they are numbered from 0 to {len(names) - 1}.")
             )
-        with one_thread():
+        with isolated():
             return self._federation.bench.network.state_dict(self._federation.personal(int(number)))
 
     def summary(self) -> Record:
@@ -154,7 +154,7 @@ def run_experiment(
     on_start: Callable[[Federation], None] | None = None,
 ) -> RunResult:
     """Run a complete experiment."""
-    with one_thread():
+    with isolated():
         bench = prepare(experiment, objects or Objects())
         experiment = experiment.model_copy(update={"parameters": bench.method.model_dump()})  # the defaults too
         directory = RunDirectory.create(out, experiment, bench.data) if out else None
@@ -189,7 +189,7 @@ def resume(
         raise FedtailorError(f"The run in {path} has {before.rounds} rounds already: it can only get more.")
     objects = Objects(method, data, model, loss)
     _check_objects(before, objects)
-    with one_thread(), closing(reopen(Path(path), after, objects)) as old:
+    with isolated(), closing(reopen(Path(path), after, objects)) as old:
         old.restore()
         if after.rounds != before.rounds:
             write_atomically(Path(path) / "experiment.toml", write_toml(after.model_dump()))
@@ -202,7 +202,7 @@ def load(path: str | Path) -> RunResult:
     experiment = directory.experiment()
 
     def opened() -> Federation:
-        with one_thread():
+        with isolated():
             return look_into(Path(path))
 
     return RunResult(experiment, directory.rounds(), directory.clients(), opened, Path(path))
@@ -244,11 +244,13 @@ def _check_objects(experiment: Experiment, objects: Objects) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, as every worker does: the same bits on any number of cores."""
+def isolated() -> Iterator[None]:
+    """Compute with one thread, as every worker does: the same bits on any number of cores. The caller's number of
+    threads and random state are as before afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         torch.set_num_threads(before)

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import typer
+from rich.markup import escape
 
 from fedtailor import __version__
 from fedtailor.cli import catalogues, running
@@ -46,8 +47,16 @@ def main() -> None:
     try:
         app()
     except FedtailorError as error:
-        err.print(f"[bold red]Error:[/] {str(error).replace('[', chr(92) + '[')}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:  # a file that may not be read, a disk that is full
+        if error.filename is None:
+            raise
+        _refuse(f"{error.filename}: {error.strerror}.")
+
+
+def _refuse(sentence: str) -> None:
+    err.print(f"[bold red]Error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+    sys.exit(2)
 
 
 def _as_interrupt(*_: Any) -> None:

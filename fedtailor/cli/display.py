@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -82,18 +83,12 @@ def progress_bars() -> Iterator[Progress]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        (bars.console if out.is_terminal else err).print(
-            f"[yellow]Warning:[/] {_escaped(str(message))}", soft_wrap=True
-        )
+        (bars.console if out.is_terminal else err).print(f"[yellow]Warning:[/] {escape(str(message))}", soft_wrap=True)
 
     with warnings.catch_warnings(), bars:
         warnings.simplefilter("always", category=UserWarning)
         warnings.showwarning = show
         yield bars
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def results_table(results: Sequence["RunResult"]) -> Table:
@@ -154,5 +149,5 @@ def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence
     for number, column in enumerate(columns):
         table.add_column(column, style="bold" if number == 0 else "", no_wrap=number == 0)
     for row in rows:
-        table.add_row(*(_escaped(str(cell)) for cell in row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     return table

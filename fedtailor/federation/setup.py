@@ -92,7 +92,12 @@ def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | N
 
 
 def deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
-    """The experiment's data, loaded and dealt to its clients."""
+    """The experiment's data, loaded and dealt to its clients (on the CPU: the same for every device)."""
+    with torch.device("cpu"):
+        return _deal_data(experiment, given)
+
+
+def _deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None) -> FederatedData:
     if given is None:
         dataset = load(
             experiment.data,

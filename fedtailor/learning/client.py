@@ -21,7 +21,7 @@ from fedtailor.learning.descent import (
 )
 from fedtailor.learning.metrics import outputs
 from fedtailor.learning.network import Network
-from fedtailor.streams import torch_seed, torch_stream
+from fedtailor.streams import seed_network, torch_seed, torch_stream
 
 Message = Mapping[str, Tensor]
 State = dict[str, Tensor]
@@ -99,7 +99,7 @@ class Client:
         if self.keep_momentum and how.momentum:
             length = len(theta[part]) if part else len(theta)
             velocity = self.state.setdefault(f"momentum/{name}", theta.new_zeros(length))
-        torch.manual_seed(torch_seed(self.seed, purpose, "dropout", self.round, self.id))
+        seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), theta.device)
         stream = self.stream(purpose)
         x, y = self.train
         return descend(
