@@ -1,6 +1,6 @@
 """The framework's overhead: FedAvg by fedtailor and by a hand-written plain PyTorch loop, the same steps, in one run.
 
-    python benchmarks/overhead.py [--rounds 3] [--repeat 3]
+    python benchmarks/overhead.py [--rounds 2] [--repeat 3]
 
 Fashion-MNIST-shaped data, MLP 200, batch 10, 20 clients of 2,600 samples, one epoch a round, no evaluation. The plain
 loop is one process with one thread, `torch.optim.SGD`, tensors indexed directly. Ratios count, not seconds: the best
@@ -68,10 +68,6 @@ def by_fedtailor(data: list[tuple[Tensor, Tensor]], rounds: int, workers: int) -
         engine="in-process" if workers == 1 else "processes",
     )
     return float(sum(record["seconds"] for record in result.rounds))
-
-
-def best(measure: Callable[[], float], repeat: int) -> float:
-    return min(measure() for _ in range(repeat))
 
 
 def main() -> None:

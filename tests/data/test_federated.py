@@ -201,7 +201,7 @@ def test_twenty_clients_unless_said_and_the_natural_number_where_natural() -> No
 )
 def test_refusals(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(FedtailorError, match=sentence):
-        federate(toy(), partition="iid", **options)  # type: ignore[arg-type]
+        federate(toy(), partition="iid", **options)
 
 
 def test_held_out_samples_lie_behind_each_other() -> None:

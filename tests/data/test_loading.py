@@ -101,9 +101,9 @@ def test_catalogue_says_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("info", [info for info in catalogue() if not info.bundled], ids=lambda info: info.name)
 def test_each_missing_data_set_says_its_files_its_home_and_its_place(info: object, tmp_path: Path) -> None:
     with pytest.raises(FedtailorError) as error:
-        load(info.name, tmp_path)  # type: ignore[attr-defined]
+        load(info.name, tmp_path)
     sentence = str(error.value)
-    for word in (*info.files, info.source, str(tmp_path)):  # type: ignore[attr-defined]
+    for word in (*info.files, info.source, str(tmp_path)):
         assert word in sentence
 
 

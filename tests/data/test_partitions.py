@@ -26,7 +26,7 @@ def owners(split: FederatedData, samples: int) -> list[int]:
 @pytest.mark.parametrize("mode", ["merge", "official"])
 def test_every_sample_is_dealt_once(spec: str, mode: str) -> None:
     data = toy(600, parts=(0.6, 0.1, 0.3))
-    split = federate(data, partition=spec, clients=10, min_samples=5, split=mode)  # type: ignore[arg-type]
+    split = federate(data, partition=spec, clients=10, min_samples=5, split=mode)
     owner = owners(split, 600)
     assert -1 not in owner
     assert split.y.tolist() == data.y[split.x[:, 0].long()].tolist()
@@ -188,7 +188,7 @@ def test_pairs_share_two_classes_evenly() -> None:
 )
 def test_the_impossible_is_refused(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(FedtailorError, match=sentence):
-        federate(toy(400), **options)  # type: ignore[arg-type]
+        federate(toy(400), **options)
 
 
 def test_five_clients_out_of_three_samples_are_refused() -> None:

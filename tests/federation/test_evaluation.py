@@ -167,7 +167,7 @@ def test_how_the_round_that_counts_is_chosen() -> None:
     assert mean["accuracy"] == pytest.approx(0.575)
     assert chosen_round(rounds * 5, "last-10")["accuracy"] == pytest.approx(
         np.mean([r["accuracy"] for r in (rounds * 5)[-10:]])
-    )  # type: ignore[index]
+    )
     by_loss = [{**record, "accuracy": None, "validation_accuracy": None} for record in rounds]
     assert chosen_round(by_loss, "best-test") == by_loss[2]
     assert chosen_round(by_loss, "best-validation") == by_loss[2]

@@ -174,7 +174,7 @@ class Fragile(ft.Method):
             if self.how == "raise":
                 raise RuntimeError("no disk left")
             if self.how == "state":
-                client.state["note"] = "not a tensor"  # type: ignore[assignment]
+                client.state["note"] = "not a tensor"
             return {"theta": theta * float(self.how) if self.how in ("nan", "inf") else theta}
         return {"theta": theta}
 

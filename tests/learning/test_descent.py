@@ -84,7 +84,7 @@ def test_the_head_alone_on_cached_features_is_sgd_on_the_head() -> None:
         nonlocal passes
         passes += 1
 
-    network.module[0].register_forward_hook(count)  # type: ignore[index]
+    network.module[0].register_forward_hook(count)
     theta = descend(network, network.vector.clone(), X, Y, functional.cross_entropy, how, stream(), part=network.head)
     for name, value in network.state_dict(theta).items():
         torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
@@ -108,7 +108,7 @@ def test_a_network_without_a_cut_trains_its_head_on_full_passes() -> None:
             self.inner = inner
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) * 1.0  # type: ignore[no-any-return]
+            return self.inner(x) * 1.0
 
     how = Descent(lr=0.1, epochs=2, batch=8)
     cut, uncut = Network(small()), Network(Behind(small()))
@@ -191,7 +191,7 @@ def test_batches(settings: dict[str, Any], sizes: list[int | None]) -> None:
     found = list(batches(10, Descent(**settings), stream(), torch.device("cpu")))
     assert [None if chosen is None else len(chosen) for chosen in found] == sizes
     if sizes == [4, 4, 2]:
-        assert sorted(torch.cat(found).tolist()) == list(range(10))  # type: ignore[arg-type]
+        assert sorted(torch.cat(found).tolist()) == list(range(10))
 
 
 def test_the_mean_gradient_is_over_all_samples() -> None:

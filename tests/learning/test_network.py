@@ -47,7 +47,7 @@ def test_parameters_and_gradients_are_views_not_copies(name: str) -> None:
     assert not torch.equal(network(x), before)
     passes(network, x).backward()
     network.gradient.fill_(3.0)
-    assert all((p.grad == 3.0).all() for p in network.module.parameters())  # type: ignore[union-attr]
+    assert all((p.grad == 3.0).all() for p in network.module.parameters())
 
 
 def test_sizes_are_the_papers() -> None:
@@ -105,12 +105,7 @@ def test_features_and_head_make_the_network() -> None:
 
 def test_a_network_that_goes_on_behind_its_head_has_no_features() -> None:
     """log_softmax behind the head: the head alone would not be the network."""
-    assert (
-        frozen_features(
-            Network(Named(True), "classifier").module and Network(Named(True), "classifier"), torch.rand(6, 4)
-        )
-        is None
-    )
+    assert frozen_features(Network(Named(True), "classifier"), torch.rand(6, 4)) is None
 
 
 def test_statistics_are_in_the_vector_at_known_places() -> None:
@@ -119,7 +114,7 @@ def test_statistics_are_in_the_vector_at_known_places() -> None:
     assert network.parameters == 9 + 6 + 8
     network.module.train()
     network(torch.rand(5, 2))
-    assert network.module[1].num_batches_tracked == 1  # type: ignore[index,union-attr]
+    assert network.module[1].num_batches_tracked == 1
     held = torch.cat([network.vector[place] for place in network.statistics])
     assert held[-1] == 1
     assert network.layers["1"] == slice(9, 22)
@@ -136,7 +131,7 @@ def test_shared_and_frozen_parameters() -> None:
             self.frozen.requires_grad_(False)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.frozen(self.two(self.one(x)))  # type: ignore[no-any-return]
+            return self.frozen(self.two(self.one(x)))
 
     network = Network(Tied())
     assert network.size == 9

@@ -10,12 +10,11 @@ from tests.helpers import assert_same, final
 
 def test_streams_are_told_apart_by_their_keys() -> None:
     keys = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 1), (0, "a", 0, 1), (0, "a", 1, 0)]
-    draws = {tuple(torch.rand(4, generator=torch_stream(*key)).tolist()) for key in keys}  # type: ignore[arg-type]
+    draws = {tuple(torch.rand(4, generator=torch_stream(*key)).tolist()) for key in keys}
     assert len(draws) == len(keys)
-    assert len({tuple(numpy_stream(*key).random(4)) for key in keys}) == len(keys)  # type: ignore[arg-type]
-    assert torch.equal(
-        torch.rand(4, generator=torch_stream(5, "x", 2)), torch.rand(4, generator=torch_stream(5, "x", 2))
-    )
+    assert len({tuple(numpy_stream(*key).random(4)) for key in keys}) == len(keys)
+    one, two = (torch.rand(4, generator=torch_stream(5, "x", 2)) for _ in range(2))
+    assert torch.equal(one, two)
 
 
 class Dropping(nn.Module):
@@ -26,7 +25,7 @@ class Dropping(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)  # type: ignore[no-any-return]
+        return self.layers(x)
 
 
 def test_dropout_is_the_same_on_every_engine_and_whatever_was_drawn_before() -> None:

@@ -62,7 +62,7 @@ def test_fedavg_on_quadratics_follows_its_formula() -> None:
                 theta = theta - 0.1 * curvatures[client] @ (theta - centres[client])
             thetas.append(theta)
             weights.append(3.0 if client == 1 else 1.0)
-        w = sum(weight * theta for weight, theta in zip(weights, thetas, strict=True)) / sum(weights)  # type: ignore[assignment]
+        w = sum(weight * theta for weight, theta in zip(weights, thetas, strict=True)) / sum(weights)
     assert {client for record in result.rounds for client in record["participants"]} >= {1}
     torch.testing.assert_close(server(result), w, rtol=0, atol=1e-12)
 

@@ -1,0 +1,42 @@
+"""The examples of the documentation run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from examples.halfway import Halfway
+from tests.helpers import assert_same, final
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"data": "digits", "clients": 4, "rounds": 2, "engine": "in-process"}
+
+
+def test_the_method_of_ones_own() -> None:
+    by_name = ft.run("examples.halfway:Halfway", own=0.7, **SMALL)
+    assert_same(final(by_name), final(ft.run(Halfway(own=0.7), **SMALL)))
+    nothing_own, average = ft.run(Halfway(own=0), **SMALL), ft.run("fedavg", **SMALL)
+    assert nothing_own.accuracy == average.accuracy
+    with pytest.raises(ft.FedtailorError, match="'own' of examples.halfway:Halfway is 2"):
+        ft.run("examples.halfway:Halfway", own=2, **SMALL)
+
+
+def test_the_readmes_python() -> None:
+    code = re.search(r"```python\n(import fedtailor.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    names: dict[str, object] = {}
+    exec(code[1], names)
+    assert isinstance(names["result"], ft.RunResult)
+    assert names["result"].experiment.parameters == {"lam": 0.5}
+
+
+def test_the_readmes_method_is_the_one_in_the_catalogue() -> None:
+    """What is shown is what runs, but for the type hints."""
+    shown = re.search(r"```python\n(class FedPer.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    source = (ROOT / "fedtailor/methods/fedper.py").read_text()
+    bare = re.sub(r"(\w): (Server|Client|Message|Replies)", r"\1", source)
+    bare = re.sub(r" -> (None|Message|Tensor):", ":", bare)
+    for line in shown[1].splitlines()[2:]:
+        assert line in bare
