@@ -13,7 +13,7 @@ setup: .venv/ready
 	touch $@
 
 run: setup
-	$(BIN)/fedtailor run local fedavg fedper ditto --data digits --clients 20 --partition dirichlet:0.3 --rounds 30 --out runs/digits --overwrite
+	$(BIN)/fedtailor run local fedavg fedper ditto --data digits --clients 20 --partition dirichlet:0.3 --rounds 30
 
 test: setup
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ def test_the_method_of_ones_own() -> None:
     assert_same(final(by_name), final(ft.run(Halfway(own=0.7), **SMALL)))
     nothing_own, average = ft.run(Halfway(own=0), **SMALL), ft.run("fedavg", **SMALL)
     assert nothing_own.accuracy == average.accuracy
-    with pytest.raises(ft.FedtailorError, match="'own' of examples.halfway:Halfway is 2"):
+    with pytest.raises(ft.FedtailorError, match=r"'own' of examples\.halfway:Halfway is 2"):
         ft.run("examples.halfway:Halfway", own=2, **SMALL)
 
 

@@ -20,7 +20,7 @@ INTERRUPTED = 130
 def run(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD|FILE.toml...", show_default=False, help="methods, or experiment files"),
+        typer.Argument(metavar="METHOD|FILE.toml", show_default=False, help="methods, or experiment files"),
     ],
     settings: dict[str, Any],
     assignments: Annotated[
