@@ -4,8 +4,9 @@ import json as json_format
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from fedtailor.cli.display import definition_table, out
+from fedtailor.cli.display import definition_table, out, plain_table
 from fedtailor.cli.options import experiment_options
 from fedtailor.experiment import make_experiment
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from fedtailor.data import FederatedData
 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
-SHADES = " ░▒▓█"
+SHADES = " ░▒▓█"  # no sample of a class, up to the client's most frequent one
+MOST_SHADES = 50  # shades in a row: neighbouring classes share one where there are more
+MOST_COLUMNS = 12  # classes whose numbers fit beside each other
 
 
 def _print_json(value: Any) -> None:
@@ -112,6 +115,7 @@ def _list_data(directory: str | None, json: bool) -> None:
             "name": info.name,
             "description": info.description,
             "classes": info.classes,
+            "bundled": info.bundled,
             "found": info.bundled or found(info, directory),
             "files": list(info.files),
             "source": info.source,
@@ -124,15 +128,13 @@ def _list_data(directory: str | None, json: bool) -> None:
     cells = [
         (
             row["name"],
-            row["description"],
-            row["classes"] or "",
-            "yes" if row["found"] else "",
-            row["source"] or "bundled",
+            f"{row['description']}, {row['classes']} classes",
+            "bundled" if row["bundled"] else "yes" if row["found"] else "no",
         )
         for row in rows
     ]
-    title = f"Data sets (files are looked for in {data_dir(directory)})"
-    out.print(definition_table(title, ("name", "what it is", "classes", "there", "published at"), cells))
+    title = f"Data sets (files are looked for in {data_dir(directory)}; a missing one says where to get it)"
+    out.print(definition_table(title, ("name", "what it is", "there"), cells))
     out.print(definition_table("Partitions", ("--partition", "who gets what"), list(partitions_catalogue().items())))
     out.print(
         "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/picture.",
@@ -142,25 +144,21 @@ def _list_data(directory: str | None, json: bool) -> None:
 
 def _show_partition(dealt: "FederatedData") -> None:
     """The class table with its picture: a row a client, darker where more of its samples are."""
-    counts, sizes = (
-        dealt.counts(),
-        [dealt.counts(split).sum(1).tolist() for split in ("train", "validation", "test")],
-    )
-    columns = ["client", "train", "validation", "test", "picture"]
-    wide = len(dealt.classes) > 16
-    rows = []
+    splits = ("train", "validation", "test")
+    counts, sizes = dealt.counts(), [dealt.counts(split).sum(1).tolist() for split in splits]
+    counted = len(dealt.classes) <= MOST_COLUMNS
+    table = plain_table(f"{dealt.name}: {len(dealt.y):,} samples, {dealt.clients} clients")
+    table.add_column("client", style="bold", no_wrap=True, max_width=28)
+    table.add_column("samples", justify="right", no_wrap=True)
+    pieces = min(counts.shape[1], MOST_SHADES)
+    table.add_column("picture", no_wrap=True, min_width=pieces)
+    for name in (dealt.classes or ("samples",)) if counted else ():
+        table.add_column(escape(name), justify="right", max_width=8, no_wrap=True)
     for client, row in enumerate(counts.tolist()):
-        top = max(row)
-        shades = "".join(SHADES[-(-(len(SHADES) - 1) * count // top)] * (1 if wide else 2) for count in row)
-        label = dealt.names[client] + (" (new)" if client in dealt.new else "")
-        rows.append(
-            [
-                label,
-                *(split[client] for split in sizes),
-                shades,
-                *([] if wide else (count or "·" for count in row)),
-            ]
-        )
-    if not wide:
-        columns += [str(name) for name in dealt.classes] or ["samples"]
-    out.print(definition_table(f"{dealt.name}: {len(dealt.y):,} samples, {dealt.clients} clients", columns, rows))
+        shades = [sum(row[len(row) * k // pieces : len(row) * (k + 1) // pieces]) for k in range(pieces)]
+        picture = "".join(SHADES[-(-(len(SHADES) - 1) * count // max(shades))] for count in shades)
+        name = escape(dealt.names[client]) + (" (new)" if client in dealt.new else "")
+        numbers = [str(count or "·") for count in row] if counted else []
+        table.add_row(name, "+".join(str(size[client]) for size in sizes), picture, *numbers)
+    out.print(table)
+    out.print("Samples to train, to validate and to test. The picture has a shade a class.", highlight=False)

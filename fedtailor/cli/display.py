@@ -1,10 +1,13 @@
 """What the commands show: progress while a run goes on, tables after it."""
 
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from fedtailor.federation.record import Record
     from fedtailor.federation.rounds import Federation
 
-out = Console()
+PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
+
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
 err = Console(stderr=True)
 
 
@@ -93,9 +98,9 @@ def progress_bars() -> Iterator[Progress]:
 
 def results_table(results: Sequence["RunResult"]) -> Table:
     """The outcome of several runs side by side."""
-    table = Table(title=_title(results[0]), caption=_caption(results[0]), title_justify="left", caption_justify="left")
+    table = plain_table(_title(results[0]), caption=_caption(results[0]))
     table.add_column("method", style="bold")
-    for name in ("accuracy", "std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "seconds"):
+    for name in ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     best = max((result.accuracy for result in results if result.accuracy is not None), default=None)
     for result in results:
@@ -116,7 +121,7 @@ def _row(result: "RunResult", best: float | None) -> list[str]:
         "–" if loss is None else f"{loss:.4f}",
         human_bytes(outcome["bytes_up"]),
         human_bytes(outcome["bytes_down"]),
-        f"{outcome['seconds']:.1f}",
+        f"{outcome['seconds']:.1f} s",
     ]
 
 
@@ -143,9 +148,16 @@ def _caption(result: "RunResult") -> str:
     return f"Test accuracy in % of {model}{tuned}, {whom}, mean {mean}, {when}."
 
 
+def plain_table(title: str, **options: Any) -> Table:
+    """A table as all commands show it: no frames, so that it fits a terminal of 80 columns."""
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **options)
+    table.title_justify = table.caption_justify = "left"
+    return table
+
+
 def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A plain catalogue."""
-    table = Table(title=title, title_justify="left")
+    """A catalogue: names in the first column, text that may be wrapped in the others."""
+    table = plain_table(title)
     for number, column in enumerate(columns):
         table.add_column(column, style="bold" if number == 0 else "", no_wrap=number == 0)
     for row in rows:

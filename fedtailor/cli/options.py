@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 from pydantic.fields import FieldInfo
+from rich.markup import escape
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation, Experiment
@@ -97,7 +98,7 @@ def _values(field: FieldInfo) -> str:
 def _help(field: FieldInfo) -> str:
     default = field.get_default()
     shown = field.annotation is not bool and default is not None
-    return f"{field.description}" + (f" [{default}]" if shown else "")
+    return escape(f"{field.description}" + (f" [{default}]" if shown else ""))
 
 
 def _nested(settings: dict[str, Any]) -> dict[str, Any]:

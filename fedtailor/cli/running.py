@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.display import RoundProgress, err, human_bytes, out, percent, progress_bars, results_table
+from fedtailor.cli.display import (
+    RoundProgress,
+    err,
+    human_bytes,
+    out,
+    percent,
+    plain_table,
+    progress_bars,
+    results_table,
+)
 from fedtailor.cli.options import experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
@@ -34,7 +43,9 @@ def run(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="the run directory [runs/METHOD-DATA-1, -2, …]", show_default=False),
+        typer.Option(
+            "--out", metavar="DIR", help=r"the run directory \[runs/METHOD-DATA-1, -2, …]", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Run one method, or several side by side on the same clients.
@@ -167,9 +178,7 @@ def _interrupted(path: Path) -> None:
 
 def _rounds_table(result: "RunResult") -> Any:
     """The rounds, at most about twenty of them."""
-    from rich.table import Table
-
-    table = Table(title="Rounds", title_justify="left")
+    table = plain_table("Rounds")
     for name in ("round", "accuracy", "std", "loss", "participants", "failed", "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
@@ -191,10 +200,8 @@ def _rounds_table(result: "RunResult") -> Any:
 
 def _clients_table(result: "RunResult") -> Any:
     """The clients, the worst first, at most twenty of them."""
-    from rich.table import Table
-
     ranked = sorted(result.per_client.items(), key=lambda item: (item[1]["accuracy"] is None, item[1]["accuracy"] or 0))
-    table = Table(title=f"Clients, the worst {min(20, len(ranked))} of {len(ranked)} first", title_justify="left")
+    table = plain_table(f"Clients, the worst {min(20, len(ranked))} of {len(ranked)} first")
     for name in ("client", "accuracy", "balanced", "AUC", "loss"):
         table.add_column(name, justify="right")
     for client, metrics in ranked[:20]:

@@ -18,7 +18,7 @@ class Ditto(Method):
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
 
-    lam: float = Field(0.1, ge=0, description="pull of the personal model towards the global one, λ")
+    lam: float = Field(0.5, ge=0, description="pull of the personal model towards the global one, λ")
 
     def train(self, client: Client, message: Message) -> Message:
         w, v = message["theta"], client.state.get("personal", client.initial)

@@ -41,7 +41,7 @@ def test_the_experiment_file_is_complete_and_repeats_the_run(tmp_path: Path) -> 
     settings = {**SMALL, "participation": 0.5, "evaluation": {"fine_tune": 1}, "batch": "full", "head": "3"}
     result = ft.run("ditto", out=tmp_path / "run", **settings)
     written = tomllib.loads((tmp_path / "run/experiment.toml").read_text())
-    assert written["parameters"] == {"lam": 0.1}  # the default, too
+    assert written["parameters"] == {"lam": 0.5}  # the default, too
     assert ft.Experiment(**written) == result.experiment
     again = ft.run(**written)
     assert numbers(again.rounds) == numbers(result.rounds)

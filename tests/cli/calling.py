@@ -1,0 +1,97 @@
+"""Calling the command line inside the test's process: importing PyTorch anew for every command takes seconds."""
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedtailor.cli import main
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind: its exit code, and what it wrote where."""
+
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """`call("run", "fedavg")` in an empty directory, not at a terminal, on a page of 200 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS", "PY_COLORS"):
+        monkeypatch.delenv(name, raising=False)
+    modules, handler = set(sys.modules), signal.getsignal(signal.SIGTERM)
+
+    def called(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedtailor", *map(str, words)])
+        capsys.readouterr()
+        code: object = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+        assert code is None or isinstance(code, int)
+        return Answer(code or 0, *capsys.readouterr())
+
+    yield called
+    signal.signal(signal.SIGTERM, handler)
+    for name in set(sys.modules) - modules:  # the user's own modules, made by a test
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def done(answer: Answer) -> str:
+    """What a command that went well and had nothing to complain about wrote."""
+    assert (answer.code, answer.err) == (0, "")
+    return answer.out
+
+
+def contents(directory: Path) -> dict[str, bytes | None]:
+    """Everything below a directory: the content of files, None for directories. Python's own caches do not count."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+        if "__pycache__" not in path.parts
+    }
+
+
+def refusal(call: Call, *words: object) -> str:
+    """The one sentence with which a command refuses, after checks that hold for every refusal."""
+    before = contents(Path.cwd())
+    answer = call(*words)
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    assert contents(Path.cwd()) == before
+    lines = answer.err.splitlines()
+    assert len(lines) == 1, answer.err
+    assert lines[0].startswith("Error: ")
+    sentence = lines[0].removeprefix("Error: ")
+    assert sentence[-1] in ".?", sentence
+    assert not re.search(r"[.?!] [A-Z]", sentence), f"more than one sentence: {sentence}"
+    return sentence
+
+
+def usage_error(call: Call, *words: object) -> str:
+    """What is said of a command line that cannot be read at all, without the frame around it."""
+    before = contents(Path.cwd())
+    answer = call(*words)
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    assert contents(Path.cwd()) == before
+    assert "Traceback" not in answer.err
+    said = [line.strip("│ ") for line in answer.err.splitlines() if line.startswith("│")]
+    assert len(said) == 1, answer.err
+    return said[0]

@@ -1,0 +1,428 @@
+"""Bad input: one clear sentence, exit code 2, and nothing written."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.calling import Answer, Call, contents, done, refusal, usage_error
+from tests.data.files import write_mnist
+
+SMALL = ("--clients", 3, "--rounds", 1, "--engine", "in-process")
+
+
+def write(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def arrays() -> dict[str, Any]:
+    return {"x": np.random.default_rng(0).normal(size=(60, 4)), "y": np.arange(60) % 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedavgg"], "There is no method 'fedavgg': did you mean 'fedavg'?"),
+        (["FedAvg"], "There is no method 'FedAvg': did you mean 'fedavg'?"),
+        (["fedavg", "dito"], "There is no method 'dito': did you mean 'ditto'?"),
+        (["fedavg", "--data", "digit"], "There is no data set 'digit': did you mean 'digits'?"),
+        (["fedavg", "--data", "mnits"], "There is no data set 'mnits': did you mean 'mnist'?"),
+        (["fedavg", "--model", "mpl"], "There is no model 'mpl': did you mean 'mlp'?"),
+        (["fedavg", "--loss", "cros-entropy"], "There is no loss 'cros-entropy': did you mean 'cross-entropy'?"),
+        (["fedavg", "--device", "cud"], "There is no device 'cud': did you mean 'cuda'?"),
+        (
+            ["fedavg", "--partition", "dirichelt:0.3"],
+            "There is no partition 'dirichelt': did you mean 'dirichlet'?",
+        ),
+        (["ditto", "--set", "lma=1"], "There is no parameter of ditto and no setting 'lma': did you mean 'lam'?"),
+        (
+            ["ditto", "--set", "parameters.lma=1"],
+            "There is no parameter of ditto 'lma': did you mean 'lam'?",
+        ),
+        (["fedavg", "--set", "evaluation.modle=global"], "There is no setting 'modle': did you mean 'model'?"),
+    ],
+)
+def test_a_name_that_does_not_exist_gets_the_nearest_that_does(call: Call, words: list[str], said: str) -> None:
+    assert refusal(call, "run", *words) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ruonds = 3", "There is no setting 'ruonds': did you mean 'rounds'?"),
+        ("[evaluation]\naverag = 'client'", "There is no setting 'averag': did you mean 'average'?"),
+        ("method = 'ditto'\n[parameters]\nlma = 1", "There is no parameter of ditto 'lma': did you mean 'lam'?"),
+        ("method = 'dito'", "There is no method 'dito': did you mean 'ditto'?"),
+        ("[parameters]\nlam = 1", "The method fedavg has no parameters, so 'lam' cannot be set."),
+    ],
+)
+def test_a_name_in_a_file_that_does_not_exist(call: Call, text: str, said: str) -> None:
+    write("mine.toml", text)
+    assert refusal(call, "run", "mine.toml") == said
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--ruonds", "3"], ["--ruonds", "--rounds"]),
+        (["--rounds"], ["--rounds", "requires an argument"]),
+    ],
+)
+def test_an_option_that_does_not_exist(call: Call, words: list[str], parts: list[str]) -> None:
+    said = usage_error(call, "run", "fedavg", *words)
+    assert all(part in said for part in parts)
+
+
+def test_a_command_that_does_not_exist(call: Call) -> None:
+    assert "Did you mean 'show'?" in usage_error(call, "shwo", "runs")
+
+
+def test_run_without_a_method(call: Call) -> None:
+    assert "Missing argument" in usage_error(call, "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--rounds", "0"], ["rounds", "0", "greater than or equal to 1"]),
+        (["--rounds", "abc"], ["rounds", "'abc'", "integer"]),
+        (["--lr", "-1"], ["lr", "-1", "greater than 0"]),
+        (["--lr", "nan"], ["lr", "nan", "finite"]),
+        (["--batch", "0"], ["batch", "0", "'full'"]),
+        (["--batch", "ful"], ["batch", "'ful'", "'full'"]),
+        (["--seed", "-1"], ["seed", "-1", "greater than or equal to 0"]),
+        (["--workers", "0"], ["workers", "0", "greater than or equal to 1"]),
+        (["--engine", "threads"], ["engine", "'threads'", "'in-process'", "'processes'"]),
+        (["--participation", "30", "--clients", "20"], ["30", "only 20"]),
+        (["--participation", "0"], ["participation", "at least one client"]),
+        (["--participation", "1.5"], ["participation", "'1.5'", "between 0 and 1"]),
+        (["--partition", "dirichlet:-1"], ["'dirichlet:-1'", "above 0", "'dirichlet:0.3'"]),
+        (["--partition", "dirichlet"], ["'dirichlet'", "above 0", "'dirichlet:0.3'"]),
+        (["--partition", "classes:1.5"], ["'classes:1.5'", "whole number", "'classes:2'"]),
+        (["--partition", "classes:11"], ["11 classes", "10"]),
+        (["--partition", "natural"], ["'digits'", "names no clients"]),
+        (["--clients", "500"], ["1797 samples", "500 clients"]),
+        (["--test", "0.6", "--validation", "0.5"], ["0.6", "0.5", "nothing to train on"]),
+        (["--evaluate-clients", "new"], ["no new clients", "--new-clients"]),
+        (["--new-clients", "20"], ["20 of 20 clients cannot be new"]),
+        (["--split", "official"], ["'digits'", "no official split"]),
+        (["--model", "cnn"], ["cnn", "8×8"]),
+        (["--model", "mlp:0"], ["'mlp:0'", "mlp:300,100"]),
+        (["--head", "0"], ["head", "0"]),
+        (["--head", "99"], ["head", "99"]),
+        (["--head", "nowhere"], ["'nowhere'", "head"]),
+        (["--loss", "mse"], ["do not fit together"]),
+        (["--set", "lam"], ["name=value", "'lam'"]),
+        (["--set", "=3"], ["name=value", "'=3'"]),
+        (["--set", "evaluation=3"], ["evaluation", "3"]),
+        (["--fine-tune", "-1"], ["fine_tune", "-1"]),
+        (["--device", "cpu:x"], ["cpu:x"]),
+    ],
+)
+def test_a_value_that_cannot_be(call: Call, words: list[str], parts: list[str]) -> None:
+    said = refusal(call, "run", "fedavg", *words)
+    assert all(part in said for part in parts), said
+
+
+def test_a_parameter_of_another_method_is_refused_in_few_words(call: Call) -> None:
+    said = refusal(call, "run", "fedavg", "--set", "lam=3")
+    assert "'lam'" in said
+    assert len(said) < 300
+
+
+def test_a_parameter_that_cannot_be(call: Call) -> None:
+    said = refusal(call, "run", "ditto", "--set", "lam=-1")
+    assert said == "The parameter 'lam' of ditto is -1: input should be greater than or equal to 0."
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there(call: Call) -> None:
+    said = refusal(call, "run", "fedavg", "--device", "cuda")
+    assert said == "The device cuda is not available here: use cpu, or auto for the best there is."
+
+
+def test_a_model_that_the_method_does_not_have(call: Call) -> None:
+    said = refusal(call, "run", "local", *SMALL, "--evaluate-model", "global")
+    assert said == "The method local has no global model: evaluate the personal ones."
+
+
+@pytest.mark.parametrize("out", [[], ["--out", "both"]])
+def test_the_same_method_twice(call: Call, out: list[str]) -> None:
+    assert "named twice" in refusal(call, "run", "fedavg", "fedavg", *SMALL, *out)
+
+
+class TestExperimentFiles:
+    def test_none(self, call: Call) -> None:
+        assert refusal(call, "run", "nowhere.toml") == "There is no experiment file nowhere.toml."
+
+    def test_a_directory(self, call: Call) -> None:
+        Path("some.toml").mkdir()
+        assert "some.toml" in refusal(call, "run", "some.toml")
+
+    def test_not_toml(self, call: Call) -> None:
+        write("mine.toml", "rounds = = 3\n")
+        said = refusal(call, "run", "mine.toml")
+        assert said.startswith("The experiment file mine.toml is not valid TOML: ")
+        assert "line 1" in said
+
+    def test_not_text(self, call: Call) -> None:
+        Path("mine.toml").write_bytes(b"\xff\xfe\x00")
+        assert refusal(call, "run", "mine.toml").startswith("The experiment file mine.toml is not valid TOML: ")
+
+    @pytest.mark.parametrize("text", ["evaluation = 3", "parameters = 'lam'", "evaluation = ['model']"])
+    def test_a_plain_value_in_place_of_a_section(self, call: Call, text: str) -> None:
+        write("mine.toml", text)
+        assert f"'{text.split()[0]}'" in refusal(call, "run", "mine.toml")
+
+    def test_a_wrong_type(self, call: Call) -> None:
+        write("mine.toml", "rounds = [1, 2]")
+        assert "'rounds'" in refusal(call, "run", "mine.toml")
+
+    def test_a_bad_second_one_is_found_out_before_the_first_is_run(self, call: Call) -> None:
+        write("good.toml", "clients = 3\nrounds = 1\nengine = 'in-process'")
+        write("bad.toml", "clients = 3\nrounds = 1\ndata = 'mnits'")
+        assert "'mnist'" in refusal(call, "run", "good.toml", "bad.toml")
+
+
+class TestData:
+    @pytest.mark.parametrize("more", [[], ["--min-samples", 1]])
+    def test_five_clients_out_of_three_samples(self, call: Call, more: list[object]) -> None:
+        write("three.csv", "a,label\n1,x\n2,y\n3,x\n")
+        for command in (["run", "fedavg", "--data"], ["data"]):
+            said = refusal(call, *command, "three.csv", "--clients", 5, *more)
+            assert "3 samples" in said
+            assert "5 clients" in said
+
+    def test_a_truncated_gzip(self, call: Call) -> None:
+        write_mnist(Path("data/mnist"))
+        file = Path("data/mnist/train-images-idx3-ubyte.gz")
+        file.write_bytes(file.read_bytes()[:-100])
+        said = refusal(call, "run", "fedavg", "--data", "mnist", *SMALL)
+        assert str(file) in said
+        assert "gzip" in said
+
+    def test_a_gzip_of_something_else(self, call: Call) -> None:
+        write_mnist(Path("data/mnist"))
+        Path("data/mnist/t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"<html>not found</html>"))
+        assert "t10k-labels-idx1-ubyte.gz" in refusal(call, "run", "fedavg", "--data", "mnist", *SMALL)
+
+    def test_files_that_are_missing_are_named_with_their_source_and_place(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FEDTAILOR_DATA", "over-there")
+        said = refusal(call, "run", "fedavg", "--data", "fashion-mnist")
+        for part in ("train-images-idx3-ubyte.gz", "github.com/zalandoresearch", "over-there", "--data-dir"):
+            assert part in said
+
+    def test_a_csv_without_its_label_column(self, call: Call) -> None:
+        write("table.csv", "age,weight,diagnosis\n1,2,flu\n3,4,cold\n")
+        said = refusal(call, "run", "fedavg", "--data", "table.csv")
+        assert "age, weight, diagnosis" in said
+        assert "--label-column" in said
+        said = refusal(call, "run", "fedavg", "--data", "table.csv", "--label-column", "label")
+        assert "'label'" in said
+
+    def test_text_among_the_features_of_a_csv(self, call: Call) -> None:
+        write("table.csv", "age,label\n1,flu\nold,cold\n")
+        said = refusal(call, "run", "fedavg", "--data", "table.csv")
+        assert "Line 3 of table.csv has 'old' in column 'age'" in said
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_features_that_are_not_finite(self, call: Call, bad: float) -> None:
+        with_bad = arrays()
+        with_bad["x"][7, 1] = bad
+        np.savez("scans.npz", **with_bad)
+        for command in (["run", "fedavg", "--data"], ["data"]):
+            said = refusal(call, *command, "scans.npz", "--clients", 3)
+            assert "'scans.npz'" in said
+            assert "NaN" in said
+            assert "sample 7" in said
+
+    def test_pickled_objects_are_not_loaded(self, call: Call) -> None:
+        np.savez("scans.npz", x=np.array([_Trap("ran")], dtype=object), y=np.zeros(1))
+        said = refusal(call, "run", "fedavg", "--data", "scans.npz")
+        assert "scans.npz holds pickled objects" in said
+        assert not Path("ran").exists()
+
+    @pytest.mark.parametrize(
+        ("change", "part"),
+        [
+            (lambda a: a.pop("y"), "no array 'y'"),
+            (lambda a: a.update(y=a["y"][:50]), "50 labels"),
+            (lambda a: a.update(y=a["y"] + 0.5), "fractions"),
+            (lambda a: a.update(x=a["x"][:0], y=a["y"][:0]), "no samples"),
+        ],
+    )
+    def test_arrays_that_do_not_fit(self, call: Call, change: Callable[[dict[str, Any]], Any], part: str) -> None:
+        changed = arrays()
+        change(changed)
+        np.savez("scans.npz", **changed)
+        said = refusal(call, "run", "fedavg", "--data", "scans.npz", *SMALL)
+        assert "scans.npz" in said
+        assert part in said
+
+    def test_a_truncated_npz(self, call: Call) -> None:
+        np.savez("scans.npz", **arrays())
+        Path("scans.npz").write_bytes(Path("scans.npz").read_bytes()[:300])
+        assert "scans.npz cannot be read" in refusal(call, "run", "fedavg", "--data", "scans.npz")
+
+    def test_a_path_that_leads_nowhere(self, call: Call) -> None:
+        assert "There is no file scans.npz" in refusal(call, "run", "fedavg", "--data", "scans.npz")
+
+    def test_a_folder_without_pictures(self, call: Call) -> None:
+        write("photos/notes.txt", "none yet")
+        said = refusal(call, "run", "fedavg", "--data", "photos")
+        assert "client/class/picture" in said
+
+    def test_another_number_of_clients_than_the_data_names(self, call: Call) -> None:
+        np.savez("scans.npz", **arrays(), client=np.array(["a", "b"] * 30))
+        assert "2 natural clients, not 3" in refusal(call, "run", "fedavg", "--data", "scans.npz", "--clients", 3)
+
+
+class _Trap:
+    """An object that leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.path),)
+
+
+class TestRunDirectories:
+    def test_one_that_exists(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        said = refusal(call, "run", "fedavg", *SMALL, "--out", "here")
+        assert said == "here exists already: choose another --out, or go on there with `fedtailor resume here`."
+
+    def test_one_that_exists_among_several_is_found_out_before_the_first_is_run(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "both/fedavg"))
+        assert "both/fedavg exists already" in refusal(call, "run", "local", "fedavg", *SMALL, "--out", "both")
+
+    def test_a_directory_of_other_things(self, call: Call) -> None:
+        write("thesis/chapter1.tex", "Once upon a time")
+        said = refusal(call, "run", "fedavg", *SMALL, "--out", "thesis")
+        assert "thesis" in said
+        assert "resume" not in said  # there is no run to go on with
+
+    def test_a_file(self, call: Call) -> None:
+        write("here", "x")
+        assert "here" in refusal(call, "run", "fedavg", *SMALL, "--out", "here")
+        assert "here/run" in refusal(call, "run", "fedavg", *SMALL, "--out", "here/run")
+
+    @pytest.mark.parametrize("command", ["resume", "show"])
+    def test_a_foreign_one(self, call: Call, command: str) -> None:
+        write("thesis/chapter1.tex", "Once upon a time")
+        write("half/experiment.toml", "method = 'fedavg'")
+        for name in ("thesis", "half"):
+            assert refusal(call, command, name).startswith(f"{name} is not a run directory")
+
+    @pytest.mark.parametrize("command", ["resume", "show"])
+    def test_none(self, call: Call, command: str) -> None:
+        assert "nowhere" in refusal(call, command, "nowhere")
+
+    @pytest.mark.parametrize(
+        ("file", "commands"),
+        [
+            ("experiment.toml", ["resume", "show"]),
+            ("partition.json", ["resume"]),
+            ("rounds.jsonl", ["resume", "show"]),
+            ("checkpoint/manifest.json", ["resume"]),
+            ("checkpoint/server-round-1.safetensors", ["resume"]),
+        ],
+    )
+    def test_a_damaged_one(self, call: Call, file: str, commands: list[str]) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        (Path("here") / file).write_text("&%$\n")
+        for command in commands:
+            assert "here" in refusal(call, command, "here")
+
+    def test_resume_to_fewer_rounds(self, call: Call) -> None:
+        done(call("run", "fedavg", "--clients", 3, "--rounds", 2, "--engine", "in-process", "--out", "here"))
+        assert "2 rounds already" in refusal(call, "resume", "here", "--rounds", 1)
+
+    def test_resume_with_other_data(self, call: Call) -> None:
+        np.savez("scans.npz", **arrays())
+        done(call("run", "fedavg", "--data", "scans.npz", *SMALL, "--out", "here"))
+        other = arrays()
+        other["x"][0, 0] += 1
+        np.savez("scans.npz", **other)
+        said = refusal(call, "resume", "here", "--rounds", 2)
+        assert "data are not those of the run in here" in said
+
+
+class TestOwnCode:
+    """Faults in the user's own files are named with the file's own words."""
+
+    @pytest.mark.parametrize(
+        ("text", "words", "parts"),
+        [
+            ("", ["tests_cli_bad:Mine"], ["'Mine'", "tests_cli_bad"]),
+            ("Mine = 3", ["tests_cli_bad:Mine"], ["tests_cli_bad:Mine", "fedtailor.Method"]),
+            ("import no_such_module", ["tests_cli_bad:Mine"], ["no_such_module"]),
+            ("def mine(:", ["tests_cli_bad:Mine"], ["tests_cli_bad", "invalid syntax"]),
+            ("1 / 0", ["tests_cli_bad:Mine"], ["tests_cli_bad", "division by zero"]),
+            ("", ["no_such_file:Mine"], ["no_such_file"]),
+            ("def net(): return 3", ["fedavg", "--model", "tests_cli_bad:net"], ["net", "nn.Module"]),
+            ("def net(): raise ValueError('no [/] idea')", ["fedavg", "--model", "tests_cli_bad:net"], ["no [/] idea"]),
+            (
+                "from torch import nn\ndef net(): return nn.Linear(3, 10)",
+                ["fedavg", "--model", "tests_cli_bad:net"],
+                ["1×8×8", "do not fit together"],
+            ),
+        ],
+    )
+    def test_before_the_first_round(self, call: Call, text: str, words: list[str], parts: list[str]) -> None:
+        write("tests_cli_bad.py", text)
+        said = refusal(call, "run", *words, *SMALL)
+        assert all(part in said for part in parts), said
+
+    @pytest.mark.parametrize("step", ["start", "broadcast", "receive"])
+    def test_in_the_server_s_part_of_a_method(self, call: Call, step: str) -> None:
+        write(
+            "tests_cli_bad.py",
+            "from fedtailor.methods.fedavg import FedAvg\n"
+            "class Mine(FedAvg):\n"
+            f"    def {step}(self, *arguments):\n"
+            "        raise KeyError('theta')\n",
+        )
+        answer = _ended(call, "run", "tests_cli_bad:Mine", *SMALL)
+        assert "Mine" in answer.err
+        assert "theta" in answer.err
+
+    def test_every_client_fails(self, call: Call) -> None:
+        write(
+            "tests_cli_bad.py",
+            "from fedtailor.methods.fedavg import FedAvg\n"
+            "class Mine(FedAvg):\n"
+            "    def train(self, client, message):\n"
+            "        raise RuntimeError('no battery')\n",
+        )
+        answer = _ended(call, "run", "tests_cli_bad:Mine", *SMALL, "--on-failure", "stop")
+        assert answer.err.startswith("Error: Client 0 failed in round 1: ")
+        assert "no battery" in answer.err
+
+
+def _ended(call: Call, *words: object) -> Answer:
+    """A run that was begun and then had to end: one sentence all the same."""
+    answer = call(*words)
+    assert answer.code == 2, answer
+    assert len(answer.err.splitlines()) == 1, answer.err
+    return answer
+
+
+def test_the_sentence_is_one_line_on_a_narrow_page_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert len(refusal(call, "run", "fedavg", "--data", "fashion-mnist")) > 40
+
+
+def test_a_refusal_leaves_a_directory_of_earlier_runs_alone(call: Call) -> None:
+    done(call("run", "fedavg", *SMALL))
+    before = contents(Path())
+    refusal(call, "run", "fedavg", *SMALL, "--partition", "classes:40")
+    assert contents(Path()) == before

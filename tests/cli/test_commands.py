@@ -1,0 +1,505 @@
+"""What the commands do when all is well."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtailor
+from fedtailor.experiment import Evaluation, Experiment
+from tests.cli.calling import Answer, Call, contents, done
+from tests.helpers import files, numbers
+
+SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
+FILES = {"experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json", "lock", "checkpoint"}
+
+
+def settings_of(directory: str | Path) -> dict[str, Any]:
+    return tomllib.loads((Path(directory) / "experiment.toml").read_text(encoding="utf-8"))
+
+
+def rounds_of(directory: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(directory) / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def write(path: str, text: str) -> str:
+    Path(path).write_text(text, encoding="utf-8")
+    return path
+
+
+def own_data(path: str, *, classes: int = 3, clients: tuple[str, ...] = ()) -> str:
+    """An npz of 60 samples, of named clients if there are any."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {"x": rng.normal(size=(60, 4)), "y": np.arange(60) % classes}
+    if clients:
+        arrays["client"] = np.array([clients[i % len(clients)] for i in range(60)])
+    np.savez(path, **arrays)
+    return path
+
+
+def subprocess_answer(*words: str, cwd: Path, columns: int = 80) -> Answer:
+    """A command in a process of its own, its output going into a pipe."""
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return Answer(ended.returncode, ended.stdout, ended.stderr)
+
+
+class TestRun:
+    def test_one_method_is_recorded_in_a_numbered_directory(self, call: Call) -> None:
+        for number in (1, 2):
+            text = done(call("run", "fedavg", *SMALL))
+            assert f"Recorded in runs/fedavg-digits-{number}\n" in text
+            assert "fedavg" in text.partition("Recorded")[0]
+            assert "digits, 2 of 2 rounds, seed 0" in text
+        assert sorted(os.listdir("runs")) == ["fedavg-digits-1", "fedavg-digits-2"]
+
+    def test_the_run_directory_holds_the_documented_files_and_nothing_else(self, call: Call) -> None:
+        done(call("run", "ditto", *SMALL, "--out", "here"))
+        assert set(os.listdir("here")) == FILES
+        assert set(os.listdir("here/checkpoint")) == {
+            "manifest.json",
+            "server-round-2.safetensors",
+            *(f"client-{client}-round-2.safetensors" for client in range(3)),
+        }
+        assert [record["round"] for record in rounds_of("here")] == [1, 2]
+        assert os.listdir() == ["here"]
+
+    def test_a_round_is_recorded_with_its_figures(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        asked = {"accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "bytes_up", "bytes_down", "seconds"}
+        for record in rounds_of("here"):
+            assert asked <= record.keys()
+            assert 0 <= record["accuracy"] <= 1
+            assert record["participants"] == [0, 1, 2]
+            assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * (65 * 200 + 201 * 10)
+
+    def test_several_methods_are_shown_side_by_side_in_the_order_given(self, call: Call) -> None:
+        text = done(call("run", "local", "fedavg", "ditto", *SMALL, "--out", "three"))
+        table, _, recorded = text.partition("Recorded in")
+        places = [table.index(name) for name in ("local", "fedavg", "ditto")]
+        assert places == sorted(places)
+        assert re.findall(r"three/\w+", recorded) == ["three/local", "three/fedavg", "three/ditto"]
+        assert set(os.listdir("three")) == {"local", "fedavg", "ditto"}
+        assert rounds_of("three/local") != rounds_of("three/fedavg")
+
+    def test_several_methods_without_out_get_a_directory_each(self, call: Call) -> None:
+        done(call("run", "local", "fedavg", *SMALL))
+        assert sorted(os.listdir("runs")) == ["fedavg-digits-1", "local-digits-1"]
+
+    def test_the_table_says_what_its_figures_mean(self, call: Call) -> None:
+        text = done(call("run", "fedavg", *SMALL, "--fine-tune", 2, "--evaluate-average", "sample"))
+        meaning = "Test accuracy in % of personal models, fine-tuned for 2 epochs, all clients, mean over test samples"
+        assert meaning in text
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_the_table_names_every_method_in_full_even_on_a_narrow_page(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch, columns: int
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = done(call("run", "fedprox", "fedavg", *SMALL))
+        table = text.partition("Recorded in")[0]
+        assert "fedprox" in table
+        assert "fedavg" in table
+        assert "…" not in table
+
+    def test_command_line_settings_go_over_those_of_the_file(self, call: Call) -> None:
+        file = write("mine.toml", 'method = "ditto"\nclients = 3\nrounds = 1\nlr = 0.5\n[parameters]\nlam = 0.7\n')
+        done(call("run", file, "--lr", "0.25", "--seed", 4, "--engine", "in-process", "--out", "here"))
+        settings = settings_of("here")
+        assert settings["parameters"] == {"lam": 0.7}
+        assert (settings["lr"], settings["seed"], settings["rounds"]) == (0.25, 4, 1)
+
+    def test_command_line_evaluation_goes_over_the_files_and_keeps_the_rest_of_it(self, call: Call) -> None:
+        file = write("mine.toml", 'clients = 3\nrounds = 1\n[evaluation]\nmodel = "global"\naverage = "sample"\n')
+        done(call("run", file, "--evaluate-model", "local", "--engine", "in-process", "--out", "here"))
+        assert settings_of("here")["evaluation"]["model"] == "local"
+        assert settings_of("here")["evaluation"]["average"] == "sample"
+
+    def test_the_recorded_experiment_is_complete_and_repeats_the_run(self, call: Call) -> None:
+        done(call("run", "ditto", *SMALL, "--lr", "0.05", "--participation", "0.67", "--out", "one"))
+        settings = settings_of("one")
+        required = {name for name, field in Experiment.model_fields.items() if field.get_default() is not None}
+        assert required - {"parameters"} <= settings.keys()
+        assert settings["evaluation"].keys() == Evaluation.model_fields.keys()
+        assert settings["parameters"] == {"lam": 0.1}
+        done(call("run", "one/experiment.toml", "--out", "two"))
+        assert numbers(rounds_of("one")) == numbers(rounds_of("two"))
+        assert files(Path("one/checkpoint")) == files(Path("two/checkpoint"))
+        assert settings_of("one") == settings_of("two")
+
+    def test_set_reaches_parameters_settings_and_the_evaluation(self, call: Call) -> None:
+        assignments = ("lam=0.5", "lr=0.02", "evaluation.model=global", "data = digits")
+        words = [word for assignment in assignments for word in ("--set", assignment)]
+        done(call("run", "ditto", *SMALL, *words, "--out", "here"))
+        settings = settings_of("here")
+        assert settings["parameters"] == {"lam": 0.5}
+        assert settings["lr"] == 0.02
+        assert settings["evaluation"]["model"] == "global"
+        assert settings["data"] == "digits"
+
+    def test_set_goes_over_the_parameters_of_the_file(self, call: Call) -> None:
+        file = write("mine.toml", 'method = "ditto"\n[parameters]\nlam = 0.7\n')
+        done(call("run", file, *SMALL, "--set", "parameters.lam=0.3", "--out", "here"))
+        assert settings_of("here")["parameters"] == {"lam": 0.3}
+
+    def test_a_parameter_changes_the_numbers(self, call: Call) -> None:
+        for lam in (0, 2):
+            done(call("run", "ditto", *SMALL, "--set", f"lam={lam}", "--out", f"lam{lam}"))
+        assert rounds_of("lam0")[-1]["loss"] != rounds_of("lam2")[-1]["loss"]
+
+    def test_one_and_two_workers_give_the_same_bits(self, call: Call) -> None:
+        for workers in (1, 2):
+            words = ("--data", "digits", "--clients", 10, "--rounds", 5, "--seed", 1, "--workers", workers)
+            done(call("run", "fedavg", *words, "--out", f"w{workers}"))
+        assert len(rounds_of("w1")) == 5
+        assert numbers(rounds_of("w1")) == numbers(rounds_of("w2"))
+        assert files(Path("w1/checkpoint")) == files(Path("w2/checkpoint"))
+        assert Path("w1/clients.jsonl").read_bytes() == Path("w2/clients.jsonl").read_bytes()
+        assert Path("w1/partition.json").read_bytes() == Path("w2/partition.json").read_bytes()
+
+    def test_another_seed_gives_other_bits(self, call: Call) -> None:
+        for seed in (1, 2):
+            done(call("run", "fedavg", *SMALL, "--seed", seed, "--out", f"s{seed}"))
+        assert numbers(rounds_of("s1")) != numbers(rounds_of("s2"))
+        assert files(Path("s1/checkpoint")) != files(Path("s2/checkpoint"))
+
+    def test_an_empty_directory_may_be_the_run_directory(self, call: Call) -> None:
+        Path("here").mkdir()
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        assert set(os.listdir("here")) == FILES
+
+    def test_a_method_and_a_model_of_ones_own_are_named_by_module(self, call: Call) -> None:
+        write(
+            "tests_cli_mine.py",
+            "import torch\n"
+            "from torch import nn\n"
+            "from fedtailor import Method\n"
+            "class Half(Method):\n"
+            "    '''Half of what FedAvg does.'''\n"
+            "    share: float = 0.5\n"
+            "    def train(self, client, message):\n"
+            "        old = message['theta']\n"
+            "        return {'theta': old + self.share * (client.descend(old) - old)}\n"
+            "class Net(nn.Sequential):\n"
+            "    def __init__(self):\n"
+            "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n",
+        )
+        mine = ("tests_cli_mine:Half", "--model", "tests_cli_mine:Net", *SMALL)
+        done(call("run", *mine, "--out", "half"))
+        done(call("run", *mine, "--set", "share=1", "--out", "whole"))
+        done(call("run", "fedavg", "--model", "tests_cli_mine:Net", *SMALL, "--out", "fedavg"))
+        assert settings_of("half")["parameters"] == {"share": 0.5}
+        assert rounds_of("half")[-1]["loss"] != rounds_of("whole")[-1]["loss"]
+        assert rounds_of("whole")[-1]["loss"] == pytest.approx(rounds_of("fedavg")[-1]["loss"], rel=1e-4)
+
+    def test_own_data_name_the_numbered_directory(self, call: Call) -> None:
+        own_data("scans.npz", clients=("a", "b"))
+        done(call("run", "fedavg", "--data", "scans.npz", "--rounds", 1, "--engine", "in-process"))
+        assert os.listdir("runs") == ["fedavg-scans-1"]
+
+    def test_a_client_that_fails_is_named_on_stderr_and_the_run_goes_on(self, call: Call) -> None:
+        write(
+            "tests_cli_failing.py",
+            "from fedtailor.methods.fedavg import FedAvg\n"
+            "class Failing(FedAvg):\n"
+            "    def train(self, client, message):\n"
+            "        if client.id == 1:\n"
+            "            raise RuntimeError('[no] battery')\n"
+            "        return super().train(client, message)\n",
+        )
+        answer = call("run", "tests_cli_failing:Failing", *SMALL, "--out", "here")
+        assert answer.code == 0
+        lines = answer.err.splitlines()
+        assert len(lines) == 2
+        for number, line in enumerate(lines, 1):
+            assert line.startswith(f"Warning: round {number}: client 1 is left out: ")
+            assert line.endswith("RuntimeError: [no] battery")
+        assert [record["failed"] for record in rounds_of("here")] == [[1], [1]]
+
+
+class TestResume:
+    def test_a_finished_run_stays_as_it_is(self, call: Call) -> None:
+        first = done(call("run", "fedavg", *SMALL, "--out", "here"))
+        before = contents(Path("here"))
+        again = done(call("resume", "here"))
+        assert contents(Path("here")) == before
+        assert again == first.partition("Recorded in")[0]
+
+    def test_more_rounds_give_the_numbers_of_a_longer_run(self, call: Call) -> None:
+        done(call("run", "ditto", *SMALL, "--out", "short"))
+        text = done(call("resume", "short", "--rounds", 4))
+        assert "4 of 4 rounds" in text
+        done(call("run", "ditto", "--clients", 3, "--rounds", 4, "--engine", "in-process", "--out", "long"))
+        assert numbers(rounds_of("short")) == numbers(rounds_of("long"))
+        assert files(Path("short/checkpoint")) == files(Path("long/checkpoint"))
+        assert settings_of("short") == settings_of("long")
+        assert json.loads(Path("short/result.json").read_text())["rounds"] == 4
+
+    def test_a_run_without_its_last_rounds_goes_on_from_the_checkpoint(self, call: Call) -> None:
+        words = ("--clients", 3, "--rounds", 4, "--engine", "in-process")
+        done(call("run", "fedavg", *words, "--out", "whole"))
+        done(call("run", "fedavg", "--clients", 3, "--rounds", 2, "--engine", "in-process", "--out", "cut"))
+        (Path("cut") / "experiment.toml").write_bytes((Path("whole") / "experiment.toml").read_bytes())
+        with (Path("cut") / "rounds.jsonl").open("a") as file:
+            file.write('{"round": 3, "accur')  # the line that a crash cut off
+        assert "2 of 4 rounds" in done(call("show", "cut"))
+        assert "Not finished. Continue with: fedtailor resume cut\n" in done(call("show", "cut"))
+        done(call("resume", "cut"))
+        assert numbers(rounds_of("cut")) == numbers(rounds_of("whole"))
+        assert files(Path("cut/checkpoint")) == files(Path("whole/checkpoint"))
+
+
+class TestShow:
+    def test_the_figures_the_rounds_and_the_clients(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        text = done(call("show", "here"))
+        last = rounds_of("here")[-1]
+        assert f"{100 * last['accuracy']:.2f}" in text
+        assert f"{last['loss']:.4f}" in text
+        assert "Rounds" in text
+        assert "Clients, the worst 3 of 3 first" in text
+        assert "Not finished" not in text
+
+    def test_json_is_the_summary_with_every_client(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        shown = json.loads(done(call("show", "here", "--json")))
+        last = rounds_of("here")[-1]
+        assert shown["accuracy"] == last["accuracy"]
+        assert shown["finished"] is True
+        assert shown["evaluation"]["model"] == "personal"
+        assert shown["last"]["round"] == 2
+        assert {"best-validation", "best-test", "bytes_up", "bytes_down", "seconds"} <= shown.keys()
+        accuracies = [client["accuracy"] for client in shown["per_client"].values()]
+        assert shown["per_client"].keys() == {"0", "1", "2"}
+        assert np.mean(accuracies) == pytest.approx(last["accuracy"])
+
+    def test_clients_are_shown_by_their_names(self, call: Call) -> None:
+        own_data("scans.npz", clients=("Aachen", "Bonn", "Chemnitz"))
+        done(call("run", "fedavg", "--data", "scans.npz", "--rounds", 1, "--engine", "in-process", "--out", "here"))
+        text = done(call("show", "here"))
+        for name in ("Aachen", "Bonn", "Chemnitz"):
+            assert name in text
+
+    def test_the_worst_client_comes_first(self, call: Call) -> None:
+        done(call("run", "local", *SMALL, "--out", "here"))
+        table = done(call("show", "here")).partition("Clients, ")[2]
+        shown = [float(row.split("│")[2]) for row in table.splitlines() if row.startswith("│")]
+        assert len(shown) == 3
+        assert shown == sorted(shown)
+
+    def test_a_run_without_a_finished_round(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        (Path("here") / "rounds.jsonl").unlink()
+        (Path("here") / "clients.jsonl").unlink()
+        assert done(call("show", "here")) == ("here: no round is finished yet. Continue with: fedtailor resume here\n")
+        assert json.loads(done(call("show", "here", "--json")))["finished"] is False
+
+    def test_nothing_is_written(self, call: Call) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        before = contents(Path())
+        done(call("show", "here"))
+        done(call("show", "here", "--json"))
+        assert contents(Path()) == before
+
+
+class TestCatalogues:
+    def test_methods(self, call: Call) -> None:
+        rows = json.loads(done(call("methods", "--json")))
+        assert all(row.keys() == {"name", "summary", "parameters", "paper"} for row in rows)
+        by_name = {row["name"]: row for row in rows}
+        assert {"local", "fedavg", "fedprox", "fedper", "ditto"} <= by_name.keys()
+        assert by_name["ditto"]["parameters"]["lam"]["default"] == 0.1
+        assert by_name["ditto"]["parameters"]["lam"]["description"]
+        assert all(row["summary"].endswith(".") for row in rows)
+        text = done(call("methods"))
+        assert all(name in text for name in by_name)
+        assert "lam=0.1" in text
+
+    def test_models(self, call: Call) -> None:
+        rows = json.loads(done(call("models", "--json")))
+        by_name = {row["name"]: row for row in rows}
+        assert all(row.keys() == {"name", "description", "parameters"} for row in rows)
+        assert by_name["cnn"]["parameters"]["32×32 colour"] == 878_538
+        text = done(call("models"))
+        assert all(name in text for name in by_name)
+        assert "878,538" in text
+
+    def test_data(self, call: Call) -> None:
+        shown = json.loads(done(call("data", "--json")))
+        assert shown.keys() == {"data", "partitions"}
+        keys = {"name", "description", "classes", "found", "files", "source"}
+        assert all(keys <= row.keys() for row in shown["data"])
+        found = {row["name"]: row["found"] for row in shown["data"]}
+        assert found["digits"] is True
+        assert found["mnist"] is False
+        assert any(name.startswith("dirichlet") for name in shown["partitions"])
+        text = done(call("data"))
+        assert all(name in text for name in [*found, *shown["partitions"]])
+        assert "https://github.com/zalandoresearch/fashion-mnist" in text
+
+    def test_data_that_are_there_are_found(self, call: Call) -> None:
+        for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+            path = Path("elsewhere/mnist") / f"{name}-ubyte.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        shown = json.loads(done(call("data", "--data-dir", "elsewhere", "--json")))
+        assert {row["name"]: row["found"] for row in shown["data"]}["mnist"] is True
+
+    def test_catalogues_write_nothing(self, call: Call) -> None:
+        for command in ("methods", "models", "data"):
+            done(call(command))
+        done(call("data", "digits"))
+        assert contents(Path()) == {}
+
+
+class TestPartitions:
+    def test_the_table_counts_every_sample_of_every_client(self, call: Call) -> None:
+        words = ("data", "digits", "--clients", 4, "--partition", "classes:2", "--seed", 3)
+        dealt = json.loads(done(call(*words, "--json")))
+        assert dealt["clients"] == ["0", "1", "2", "3"]
+        assert dealt["classes"] == [str(digit) for digit in range(10)]
+        table = np.array([dealt["train"], dealt["validation"], dealt["test"]])
+        assert table.shape == (3, 4, 10)
+        assert ((table.sum(0) > 0).sum(1) == 2).all()
+        rows = [row.split("│")[1:-1] for row in done(call(*words)).splitlines() if row.startswith("│")]
+        assert len(rows) == 4
+        for client, row in enumerate(rows):
+            cells = [cell.strip() for cell in row]
+            assert cells[0] == str(client)
+            assert [int(cell) for cell in cells[1:4]] == table[:, client].sum(1).tolist()
+            assert [0 if cell == "·" else int(cell) for cell in cells[5:]] == table[:, client].sum(0).tolist()
+            assert row[4].count("█") >= 2
+
+    def test_it_is_the_partition_of_a_run(self, call: Call) -> None:
+        words = ("--clients", 3, "--partition", "quantity:0.5", "--seed", 2)
+        dealt = json.loads(done(call("data", "digits", *words, "--json")))
+        done(call("run", "fedavg", "--rounds", 1, "--engine", "in-process", *words, "--out", "here"))
+        assert json.loads(Path("here/partition.json").read_text()) == dealt
+
+    def test_natural_clients_keep_their_names(self, call: Call) -> None:
+        own_data("scans.npz", clients=("Aachen", "Bonn [west]", "[/]"))
+        dealt = json.loads(done(call("data", "scans.npz", "--json")))
+        assert sorted(dealt["clients"]) == ["Aachen", "Bonn [west]", "[/]"]
+        text = done(call("data", "scans.npz"))
+        assert "scans.npz: 60 samples, 3 clients" in text
+        assert all(name in text for name in ("Aachen", "Bonn [west]", "[/]"))
+
+    def test_classes_may_have_any_name(self, call: Call) -> None:
+        np.savez("odd.npz", x=np.ones((40, 2)), y=np.array(["[bold]", "[/]"] * 20))
+        text = done(call("data", "odd.npz", "--clients", 2, "--partition", "iid"))
+        assert "[bold]" in text
+        assert "[/]" in text
+
+    def test_new_clients_are_marked(self, call: Call) -> None:
+        words = ("data", "digits", "--clients", 5, "--new-clients", 2)
+        new = json.loads(done(call(*words, "--json")))["new"]
+        assert len(new) == 2
+        text = done(call(*words))
+        assert {int(number) for number in re.findall(r"(\d+) \(new\)", text)} == set(new)
+
+    def test_many_classes_get_a_picture_in_place_of_columns(self, call: Call) -> None:
+        own_data("many.npz", classes=30)
+        text = done(call("data", "many.npz", "--clients", 2, "--partition", "iid", "--min-samples", 1))
+        rows = [row.split("│")[1:-1] for row in text.splitlines() if row.startswith("│")]
+        assert [len(row) for row in rows] == [5, 5]
+        assert all(len(row[4].removeprefix(" ").removesuffix(" ")) == 30 for row in rows)
+
+    def test_the_table_can_be_read_on_a_page_of_80_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        text = done(call("data", "digits", "--clients", 4))
+        assert "…" not in text
+        assert "train" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+class TestHelp:
+    def test_version(self, call: Call) -> None:
+        assert done(call("--version")) == f"fedtailor {fedtailor.__version__}\n"
+
+    def test_help_names_every_command(self, call: Call) -> None:
+        text = done(call("--help"))
+        assert all(f"│ {name} " in text for name in ("run", "resume", "show", "methods", "data", "models"))
+        assert "fedtailor run fedavg" in text
+        assert done(call("-h")) == text
+
+    def test_no_command_at_all_shows_the_help(self, call: Call) -> None:
+        answer = call()
+        assert "Usage: fedtailor" in answer.out + answer.err
+
+    @pytest.mark.parametrize("name", [name for name in Experiment.model_fields if name not in ("method", "parameters")])
+    def test_run_help_names_every_setting(self, call: Call, name: str) -> None:
+        text = done(call("run", "--help"))
+        flags = [f"--{name.replace('_', '-')}"]
+        if name == "evaluation":
+            flags = [f"--evaluate-{inner.replace('_', '-')}" for inner in Evaluation.model_fields]
+        assert all(re.search(rf"{flag}\b", text) for flag in flags), flags
+
+    @pytest.mark.parametrize(
+        ("flag", "default"),
+        [
+            ("--data", "digits"),
+            ("--data-dir", "FEDTAILOR_DATA, else ./data"),
+            ("--clients", "20, or as many as the data names"),
+            ("--partition", "dirichlet:0.3, or natural where the data names clients"),
+            ("--test", "0.2"),
+            ("--model", "mlp"),
+            ("--loss", "cross-entropy"),
+            ("--rounds", "20"),
+            ("--participation", "all"),
+            ("--lr", "0.1"),
+            ("--batch", "10"),
+            ("--seed", "0"),
+            ("--dtype", "float32"),
+            ("--device", "cpu"),
+            ("--engine", "auto"),
+            ("--workers", "as many as cores"),
+            ("--states", "memory"),
+            ("--checkpoint-every", "10"),
+            ("--evaluate-model", "personal"),
+            ("--choose", "last"),
+            ("--out", "runs/METHOD-DATA-1, -2, …"),
+        ],
+    )
+    def test_run_help_gives_the_defaults(self, call: Call, flag: str, default: str) -> None:
+        text = done(call("run", "--help"))
+        line = next(line for line in text.splitlines() if re.match(rf"│ {flag}[ ,]", line))
+        assert f"[{default}]" in line
+
+    def test_run_help_shows_examples(self, call: Call) -> None:
+        text = done(call("run", "--help"))
+        examples = re.findall(r"^ fedtailor run (\S.*?) *$", text, re.MULTILINE)
+        assert len(examples) >= 3
+
+    def test_help_does_not_wait_for_torch(self, tmp_path: Path) -> None:
+        program = (
+            "import sys\n"
+            "from fedtailor.cli import main\n"
+            "for words in (['--help'], ['run', '--help'], ['data', '--help'], ['--version']):\n"
+            "    sys.argv = ['fedtailor', *words]\n"
+            "    try:\n"
+            "        main()\n"
+            "    except SystemExit as exit:\n"
+            "        assert not exit.code, exit.code\n"
+            "heavy = {'torch', 'sklearn', 'numpy'} & set(sys.modules)\n"
+            "assert 'torch' not in heavy and 'sklearn' not in heavy, heavy\n"
+        )
+        assert done(subprocess_answer("-c", program, cwd=tmp_path)).count("Usage: fedtailor") == 3
+
+
+class TestPipes:
+    def test_output_into_a_pipe_is_the_table_alone(self, tmp_path: Path) -> None:
+        words = ("-m", "fedtailor", "run", "fedavg", *map(str, SMALL))
+        text = done(subprocess_answer(*words, cwd=tmp_path))
+        assert "\x1b" not in text
+        assert "\r" not in text
+        assert text.startswith("digits, 2 of 2 rounds, seed 0")
+        assert text.endswith("Recorded in runs/fedavg-digits-1\n")
