@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 
 import torch
 
@@ -31,7 +31,7 @@ class Worker:
         self.inbox, self.outbox = Sheet(SHEET), Sheet(SHEET)
         self.pipe, far_end = get_context("fork").Pipe()
         not_its_own = [self.pipe, *(other.pipe for other in others)]
-        self.process: ForkProcess = get_context("fork").Process(
+        self.process: BaseProcess = get_context("fork").Process(
             target=_work,
             args=(bench, far_end, self.inbox, self.outbox, not_its_own, os.getpid()),
             daemon=True,
