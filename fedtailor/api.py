@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset
+from fedtailor.engines import Bench
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment, make_experiment, write_toml
 from fedtailor.federation.evaluation import chosen_round
@@ -34,12 +35,14 @@ class RunResult:
         experiment: Experiment,
         rounds: list[Record],
         clients: list[Record],
+        names: Sequence[str],
         opened: Callable[[], Federation],
         path: Path | None,
     ) -> None:
         self.experiment = experiment
         self.rounds = rounds
         self.clients = clients
+        self.names = tuple(names)  # of the clients
         self.path = path
         self._opened = opened
 
@@ -72,7 +75,7 @@ class RunResult:
 
     def personal(self, client: int | str) -> dict[str, Tensor]:
         """The state dict of the model that a client (by number or name) predicts with after the last round."""
-        names = self._federation.data.names
+        names = self.names
         number = names.index(client) if isinstance(client, str) and client in names else client
         if number not in range(len(names)):
             raise (
@@ -155,7 +158,18 @@ def run_experiment(
 ) -> RunResult:
     """Run a complete experiment."""
     with isolated():
-        bench = prepare(experiment, objects or Objects())
+        return run_prepared(experiment, prepare(experiment, objects or Objects()), out, on_round, on_start)
+
+
+def run_prepared(
+    experiment: Experiment,
+    bench: Bench,
+    out: Path | None = None,
+    on_round: OnRound | None = None,
+    on_start: Callable[[Federation], None] | None = None,
+) -> RunResult:
+    """Run an experiment whose data and network are in place."""
+    with isolated():
         experiment = experiment.model_copy(update={"parameters": bench.method.model_dump()})  # the defaults too
         directory = RunDirectory.create(out, experiment, bench.data) if out else None
         with closing(federation(experiment, bench, directory)) as new:
@@ -205,7 +219,8 @@ def load(path: str | Path) -> RunResult:
         with isolated():
             return look_into(Path(path))
 
-    return RunResult(experiment, directory.rounds(), directory.clients(), opened, Path(path))
+    names = directory.partition()["clients"]
+    return RunResult(experiment, directory.rounds(), directory.clients(), names, opened, Path(path))
 
 
 def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Federation], None] | None) -> RunResult:
@@ -217,7 +232,7 @@ def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Feder
             if on_round:
                 on_round(record)
     path = run.directory.path if run.directory else None
-    result = RunResult(run.experiment, run.rounds, run.clients, lambda: run, path)
+    result = RunResult(run.experiment, run.rounds, run.clients, run.data.names, lambda: run, path)
     if run.directory:
         run.directory.finish(result.summary())
     return result

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, unknown, wanted
 from fedtailor.federation.participation import Participation
 
 
@@ -109,12 +109,12 @@ class Experiment(_Strict):
     def _head(cls, value: Any) -> Any:
         return int(value) if isinstance(value, str) and value.isdigit() else value
 
-    @field_validator("batch")
+    @field_validator("batch", mode="before")
     @classmethod
-    def _batch(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("it must be at least 1, or 'full'")
-        return value
+    def _batch(cls, value: Any) -> Any:
+        if value != "full" and not (str(value).isdigit() and int(value) >= 1):
+            raise ValueError("a whole number of at least 1, or full")
+        return value if value == "full" else int(value)
 
     def same_numbers(self) -> dict[str, Any]:
         """What decides the numbers of a run: all but where and how safely it is computed."""
@@ -134,16 +134,14 @@ def make_experiment(settings: Mapping[str, Any]) -> Experiment:
 
 def _setting_error(error: ValidationError) -> FedtailorError:
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"] if part in _known_names() or first["type"] == "extra_forbidden")
+    in_evaluation = first["loc"][0] == "evaluation" and len(first["loc"]) > 1
+    name = ".".join(map(str, first["loc"][: 2 if in_evaluation else 1]))
     if first["type"] == "extra_forbidden":
-        known = Evaluation.model_fields if first["loc"][0] == "evaluation" else Experiment.model_fields
-        return unknown("setting", name.removeprefix("evaluation."), known)
-    says = first["msg"].removeprefix("Value error, ")
-    return FedtailorError(f"The setting {name!r} is {first['input']!r}: {says[0].lower()}{says[1:]}.")
-
-
-def _known_names() -> set[str]:
-    return {*Experiment.model_fields, *Evaluation.model_fields}
+        fields = (
+            [f"evaluation.{field}" for field in Evaluation.model_fields] if in_evaluation else Experiment.model_fields
+        )
+        return unknown("setting", name, fields)
+    return FedtailorError(f"The setting {name!r} is {first['input']!r}, but it must be {wanted(first)}.")
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, brief
 
 
 def import_object(spec: str, kind: str) -> Any:
@@ -15,11 +15,12 @@ def import_object(spec: str, kind: str) -> Any:
         sys.path.append(here)
     try:
         found = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+        raise FedtailorError(f"The {kind} {spec!r} cannot be imported: {brief(error)}.") from error
+    try:
         for part in attribute.split("."):
             found = getattr(found, part)
-    except ImportError as error:
-        raise FedtailorError(f"The {kind} {spec!r} cannot be imported: {error}.") from error
-    except (AttributeError, ValueError):
+    except AttributeError:
         raise FedtailorError(
             f"There is no {attribute!r} in the module {module_name!r} (for the {kind} {spec!r})."
         ) from None

@@ -15,6 +15,7 @@ from fedtailor.errors import FedtailorError
 app = typer.Typer(
     name="fedtailor",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -49,9 +50,7 @@ def main() -> None:
     except FedtailorError as error:
         _refuse(str(error))
     except OSError as error:  # a file that may not be read, a disk that is full
-        if error.filename is None:
-            raise
-        _refuse(f"{error.filename}: {error.strerror}.")
+        _refuse(": ".join(str(part) for part in (error.filename, error.strerror or error) if part) + ".")
 
 
 def _refuse(sentence: str) -> None:

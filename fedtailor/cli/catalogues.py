@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from fedtailor.cli.display import definition_table, out, plain_table
 from fedtailor.cli.options import experiment_options
+from fedtailor.errors import FedtailorError
 from fedtailor.experiment import make_experiment
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 SHADES = " ░▒▓█"  # no sample of a class, up to the client's most frequent one
 MOST_SHADES = 50  # shades in a row: neighbouring classes share one where there are more
-MOST_COLUMNS = 12  # classes whose numbers fit beside each other
 
 
 def _print_json(value: Any) -> None:
@@ -82,7 +82,9 @@ def models(json: Json = False) -> None:
 @experiment_options("Data")
 def data(
     settings: dict[str, Any],
-    name: Annotated[str | None, typer.Argument(help="a data set, to see how it is dealt", show_default=False)] = None,
+    data: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="a data set, to see how it is dealt", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
     json: Json = False,
 ) -> None:
@@ -94,13 +96,16 @@ def data(
 
     fedtailor data digits --clients 10 --partition dirichlet:0.3
     """
-    if name is None and "data" not in settings:
-        _list_data(settings.get("data_dir"), json)
+    directory = settings.get("data_dir")
+    if data is None:
+        if len(settings) > (directory is not None):
+            raise FedtailorError("These options say how a data set is dealt: name one, as in `fedtailor data digits`.")
+        _list_data(directory, json)
         return
     from fedtailor.federation.record import describe
     from fedtailor.federation.setup import deal_data
 
-    dealt = deal_data(make_experiment({"data": name, **settings, "seed": seed}))
+    dealt = deal_data(make_experiment({**settings, "data": data, "seed": seed}))
     if json:
         _print_json(describe(dealt))
     else:
@@ -146,11 +151,11 @@ def _show_partition(dealt: "FederatedData") -> None:
     """The class table with its picture: a row a client, darker where more of its samples are."""
     splits = ("train", "validation", "test")
     counts, sizes = dealt.counts(), [dealt.counts(split).sum(1).tolist() for split in splits]
-    counted = len(dealt.classes) <= MOST_COLUMNS
+    pieces = min(counts.shape[1], MOST_SHADES)
+    counted = 28 + pieces + 4 * len(dealt.classes) <= out.width  # otherwise the picture alone
     table = plain_table(f"{dealt.name}: {len(dealt.y):,} samples, {dealt.clients} clients")
     table.add_column("client", style="bold", no_wrap=True, max_width=28)
     table.add_column("samples", justify="right", no_wrap=True)
-    pieces = min(counts.shape[1], MOST_SHADES)
     table.add_column("picture", no_wrap=True, min_width=pieces)
     for name in (dealt.classes or ("samples",)) if counted else ():
         table.add_column(escape(name), justify="right", max_width=8, no_wrap=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedtailor.federation.record import Record
     from fedtailor.federation.rounds import Federation
 
+FIGURES = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
+NARROW = 76  # columns that all figures need; on a narrower page the last ones are left out
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
@@ -47,11 +49,10 @@ def percent(value: float | None) -> str:
 class RoundProgress:
     """A bar for one run: rounds, accuracy, bytes, time left. Silent where the output is not a terminal."""
 
-    def __init__(self, progress: Progress, title: str) -> None:
+    def __init__(self, progress: Progress, title: str, rounds: int | None) -> None:
         self.progress = progress
-        self.title = title
         self.bytes = 0
-        self.task = progress.add_task(title, total=None, figures="setting up")
+        self.task = progress.add_task(title, total=rounds, figures="setting up")
 
     def start(self, run: "Federation") -> None:
         self.bytes = sum(record["bytes_up"] + record["bytes_down"] for record in run.rounds)
@@ -99,12 +100,13 @@ def progress_bars() -> Iterator[Progress]:
 def results_table(results: Sequence["RunResult"]) -> Table:
     """The outcome of several runs side by side."""
     table = plain_table(_title(results[0]), caption=_caption(results[0]))
-    table.add_column("method", style="bold")
-    for name in ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time"):
+    shown = FIGURES if out.width >= NARROW else FIGURES[:4]
+    table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     best = max((result.accuracy for result in results if result.accuracy is not None), default=None)
     for result in results:
-        table.add_row(*_row(result, best if len(results) > 1 else None))
+        table.add_row(*_row(result, best if len(results) > 1 else None)[: 1 + len(shown)])
     return table
 
 

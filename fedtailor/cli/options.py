@@ -12,36 +12,18 @@ from rich.markup import escape
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation, Experiment
 
+DATA_SETTINGS = (
+    "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
+    "new_clients", "pixels", "label_column", "client_column", "picture_size",
+)  # fmt: skip
+TRAINING_SETTINGS = (
+    "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
+    "drop_last", "seed", "dtype",
+)  # fmt: skip
 GROUPS = {
-    "Data": (
-        *(
-            "data",
-            "data_dir",
-            "clients",
-            "partition",
-            "split",
-            "test",
-            "validation",
-            "min_samples",
-            "max_train",
-        ),
-        *("new_clients", "pixels", "label_column", "client_column", "picture_size"),
-    ),
+    "Data": DATA_SETTINGS,
     "Model": ("model", "head", "loss"),
-    "Training": (
-        *(
-            "rounds",
-            "participation",
-            "epochs",
-            "steps",
-            "batch",
-            "lr",
-            "momentum",
-            "keep_momentum",
-            "weight_decay",
-        ),
-        *("drop_last", "seed", "dtype"),
-    ),
+    "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": ("device", "engine", "workers", "states", "checkpoint_every", "on_failure"),
 }
@@ -53,7 +35,8 @@ def experiment_options(*groups: str) -> Callable[[Callable[..., None]], Callable
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-        added = [_option(name, group) for group in groups for name in GROUPS[group]]
+        taken = {p.name for p in own}
+        added = [_option(name, group) for group in groups for name in GROUPS[group] if name not in taken]
         names = {parameter.name for parameter in added}
 
         def wrapped(**values: Any) -> None:

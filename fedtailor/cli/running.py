@@ -1,9 +1,11 @@
 """`fedtailor run`, `resume` and `show`."""
 
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.markup import escape
 
 from fedtailor.cli.display import (
     RoundProgress,
@@ -15,12 +17,13 @@ from fedtailor.cli.display import (
     progress_bars,
     results_table,
 )
-from fedtailor.cli.options import experiment_options, parse_assignments
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.cli.options import DATA_SETTINGS, experiment_options, parse_assignments
+from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
 
 if TYPE_CHECKING:
     from fedtailor.api import RunResult
+    from fedtailor.engines import Bench
 
 INTERRUPTED = 130
 
@@ -62,18 +65,25 @@ def run(
 
     Every run directory holds the complete experiment.toml that repeats it.
     """
-    experiments = [_experiment(word, settings, parse_assignments(assignments or [])) for word in what]
-    paths = _directories(experiments, to)
-    results = []
-    with progress_bars() as bars:
-        for experiment, path in zip(experiments, paths, strict=True):
-            from fedtailor.api import run_experiment
+    try:
+        with out.status("setting up"):
+            experiments = _experiments(what, settings, parse_assignments(assignments or []))
+            paths = _directories(experiments, to)
+            benches = _prepare(experiments)
+    except KeyboardInterrupt:
+        _interrupted(None)
+    from fedtailor.api import run_prepared
 
-            bar = RoundProgress(bars, experiment.method)
+    results: list[RunResult] = []
+    with progress_bars() as bars:
+        for experiment, bench, path in zip(experiments, benches, paths, strict=True):
+            bar = RoundProgress(bars, experiment.method, experiment.rounds)
             try:
-                results.append(run_experiment(experiment, out=path, on_round=bar.round, on_start=bar.start))
+                results.append(run_prepared(experiment, bench, path, bar.round, bar.start))
             except KeyboardInterrupt:
                 bars.stop()
+                if results:
+                    out.print(results_table(results))
                 _interrupted(path)
     out.print(results_table(results))
     for path in paths:
@@ -98,7 +108,7 @@ def resume(
     given = {"rounds": rounds, "workers": workers, "engine": engine, "data_dir": data_dir}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress_bars() as bars:
-        bar = RoundProgress(bars, str(directory))
+        bar = RoundProgress(bars, str(directory), None)
         try:
             result = resume_run(directory, on_round=bar.round, on_start=bar.start, **changes)
         except KeyboardInterrupt:
@@ -116,48 +126,93 @@ def show(
 
     result = load(directory)
     if json:
-        out.print_json(data={**result.summary(), "per_client": result.per_client})
+        clients = [{"client": c, "name": result.names[c], **metrics} for c, metrics in result.per_client.items()]
+        out.print_json(data={**result.summary(), "per_client": clients})
         return
     if not result.rounds:
         out.print(f"{directory}: no round is finished yet. Continue with: fedtailor resume {directory}")
         return
     out.print(results_table([result]))
     out.print(_rounds_table(result))
-    out.print(_clients_table(result))
+    if result.per_client:
+        out.print(_clients_table(result))
     if not result.finished:
         out.print(f"Not finished. Continue with: fedtailor resume {directory}", soft_wrap=True)
 
 
-def _experiment(word: str, options: dict[str, Any], assignments: dict[str, Any]) -> Experiment:
-    """The experiment of one METHOD or FILE, with the command line's settings over the file's."""
+def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str, Any]) -> list[Experiment]:
+    """The experiment of each METHOD or FILE, with the command line's settings over the file's. A parameter may be one
+    of several methods'; it is set for those that have it."""
     from fedtailor.methods import find_method
 
-    base: dict[str, Any] = read_experiment(Path(word)) if word.endswith(".toml") else {"method": word}
-    settings = {**base, **options}
-    sections = {name: {**base.get(name, {}), **options.get(name, {})} for name in ("parameters", "evaluation")}
-    known = type(find_method(str(settings.get("method", "fedavg")))).model_fields
-    for name, value in assignments.items():
-        section, dot, inner = name.rpartition(".")
-        if name in known or section == "parameters":
-            sections["parameters"][inner] = value
-        elif section == "evaluation":
-            sections["evaluation"][inner] = value
-        elif not dot and name in Experiment.model_fields:
-            settings[name] = value
-        else:
-            raise unknown(
-                f"parameter of {word} and no setting",
-                name,
-                [*known, *Experiment.model_fields, *Evaluation.model_fields],
-            )
-    experiment = make_experiment({**settings, **{name: value for name, value in sections.items() if value}})
-    find_method(experiment.method, experiment.parameters)
-    return experiment
+    bases = [_base(word) for word in what]
+    fields = [type(find_method(str(base.get("method", "fedavg")))).model_fields for base in bases]
+    for name in assignments:
+        _check_assignment(name, {parameter for known in fields for parameter in known}, what)
+    experiments = []
+    for base, known in zip(bases, fields, strict=True):
+        settings = _merged(base, options)
+        for name, value in assignments.items():
+            section, _, inner = name.rpartition(".")
+            if section or name in known:
+                settings = _merged(settings, {section or "parameters": {inner: value}})
+            elif name in Experiment.model_fields:
+                settings[name] = value
+        experiments.append(make_experiment(settings))
+        find_method(experiments[-1].method, experiments[-1].parameters)
+    return experiments
+
+
+def _base(word: str) -> dict[str, Any]:
+    """The settings that one word of the command stands for."""
+    path = Path(word)
+    if word.endswith(".toml"):
+        return read_experiment(path)
+    if (path / "experiment.toml").is_file():
+        raise FedtailorError(
+            f"{word} is a run: go on with `fedtailor resume {word}`, or repeat {word}/experiment.toml."
+        )
+    if "," in word or path.is_file():
+        raise FedtailorError(f"{word!r} is no method: put spaces between methods, and .toml behind a file's name.")
+    return {"method": word}
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Settings over settings; sections are merged, not replaced."""
+    sections = [name for name in over if isinstance(base.get(name), dict) and isinstance(over[name], dict)]
+    return {**base, **over, **{name: {**base[name], **over[name]} for name in sections}}
+
+
+def _check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
+    settings = [*Experiment.model_fields, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
+    if name in parameters or name in settings or name.startswith("parameters."):
+        return
+    near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)
+    own = f"has the parameters {', '.join(sorted(parameters))}" if parameters else "has no parameters"
+    hint = f"did you mean {near[0]!r}?" if near else f"{' or '.join(what)} {own}, and the settings are in run --help."
+    raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
+
+
+def _prepare(experiments: list[Experiment]) -> list["Bench"]:
+    """Everything that can go wrong before a round does so for all experiments before the first is run. Experiments on
+    the same data share them."""
+    from fedtailor.api import isolated
+    from fedtailor.federation.setup import Objects, deal_data, prepare
+
+    dealt: dict[str, Any] = {}
+    benches = []
+    with isolated():
+        for experiment in experiments:
+            key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
+            if key not in dealt:
+                dealt[key] = deal_data(experiment)
+            benches.append(prepare(experiment, Objects(data=dealt[key])))
+    return benches
 
 
 def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
     """Where each run is recorded: below DIR if there are several, in new numbered directories if none is given."""
-    from fedtailor.federation.record import new_directory
+    from fedtailor.federation.record import check_free, new_directory
 
     if to is not None:
         paths = (
@@ -167,12 +222,15 @@ def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
         names = [f"{e.method.replace(':', '.')}-{Path(e.data.replace(':', '-')).stem}" for e in experiments]
         paths = [new_directory(name) for name in names]
     if len(set(paths)) < len(paths):
-        raise FedtailorError("The same method is named twice: run it in two commands, each with its own --out.")
+        raise FedtailorError("The same method is named twice: run it in two commands.")
+    for path in paths:
+        check_free(path)
     return paths
 
 
-def _interrupted(path: Path) -> None:
-    err.print(f"Interrupted. Continue with: fedtailor resume {path}", soft_wrap=True)
+def _interrupted(path: Path | None) -> NoReturn:
+    begun = path is not None and (path / "experiment.toml").is_file()
+    err.print(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.", soft_wrap=True)
     raise typer.Exit(INTERRUPTED)
 
 
@@ -207,7 +265,7 @@ def _clients_table(result: "RunResult") -> Any:
     for client, metrics in ranked[:20]:
         auc, loss = metrics["auc"], metrics["loss"]
         table.add_row(
-            str(client),
+            escape(result.names[client]),
             percent(metrics["accuracy"]),
             percent(metrics["balanced_accuracy"]),
             "–" if auc is None else f"{auc:.4f}",

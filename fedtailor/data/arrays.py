@@ -21,7 +21,9 @@ Arrays = dict[str, Array]
 
 def read_arrays(path: Path) -> Arrays:
     """All arrays of an npz file. Pickled objects in it are refused, not run."""
-    if not zipfile.is_zipfile(path):
+    with path.open("rb") as file:  # a file that may not be read is not a damaged one
+        is_archive = zipfile.is_zipfile(file)
+    if not is_archive:
         raise damaged(path, "it is not an npz file, or truncated")
     try:
         with np.load(path, allow_pickle=False) as archive:

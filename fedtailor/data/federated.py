@@ -167,7 +167,7 @@ def _units(dataset: Dataset) -> tuple[Ints, Ints]:
 
 def _official_parts(dataset: Dataset, first: Ints, validation: float, seed: int) -> Ints:
     if dataset.part is None:
-        raise FedtailorError(f"The data set {dataset.name!r} has no official split: use split 'merge'.")
+        raise FedtailorError(f"The data set {dataset.name!r} has no official split: leave out --split official.")
     parts: Ints = dataset.part.numpy()[first].astype(np.int64)
     train = np.flatnonzero(parts == TRAIN)
     if validation > 0 and not (parts == VALIDATION).any():
@@ -191,7 +191,10 @@ def _clients(
             raise FedtailorError(f"The data set {dataset.name!r} names no clients: choose another partition.")
         known = len(dataset.client_names)
         if clients not in (None, known):
-            raise FedtailorError(f"The data set {dataset.name!r} has {known} natural clients, not {clients}.")
+            raise FedtailorError(
+                f"The data set {dataset.name!r} has {known} natural clients, not {clients}: leave --clients out, or "
+                "choose another --partition."
+            )
         return dataset.client.numpy()[first], dataset.client_names
     clients = 20 if clients is None else clients
     parse(partition)
@@ -200,7 +203,7 @@ def _clients(
     if max(min_samples, 1) * clients > len(first):
         raise FedtailorError(
             f"The data set {dataset.name!r} has {len(first)} samples, too few for {clients} clients "
-            f"with at least {max(min_samples, 1)} each: ask for fewer clients or a smaller min_samples."
+            f"with at least {max(min_samples, 1)} each: ask for fewer clients or a smaller --min-samples."
         )
     labels = dataset.y.numpy()[first]
     dealt = deal(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)

@@ -36,9 +36,9 @@ def load(
     own = None if base in DATA_SETS else _own_path(name, root)
     csv, folder = own is not None and own.suffix.lower() == ".csv", own is not None and own.is_dir()
     if (label_column or client_column) and not csv:
-        raise FedtailorError(f"label_column and client_column are for CSV files: leave them out for {name!r}.")
+        raise FedtailorError(f"--label-column and --client-column are for CSV files: leave them out for {name!r}.")
     if picture_size is not None and not folder:
-        raise FedtailorError(f"picture_size is for folders of pictures: leave it out for {name!r}.")
+        raise FedtailorError(f"--picture-size is for folders of pictures: leave it out for {name!r}.")
     if own is None:
         info, reader = DATA_SETS[base]
         if variant and not info.variants:

@@ -73,8 +73,8 @@ def deal(labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_s
             return _hand_out(labels, parts, counts, partition.in_turn, numpy_stream(seed, "partition", "order"))
     raise FedtailorError(
         f"The partition {spec!r} did not give every client {max(min_samples, 1)} samples, one of them to train on, in "
-        f"any of {DRAWS} draws (the last gave a client {fewest}): ask for fewer clients, a smaller min_samples or more "
-        "even shares."
+        f"any of {DRAWS} draws (the last gave a client {fewest}): ask for fewer clients, a smaller --min-samples or "
+        "more even shares."
     )
 
 

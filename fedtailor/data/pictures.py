@@ -64,5 +64,5 @@ def _check_sizes(files: list[Path], pictures: list[NDArray[np.uint8]]) -> None:
             sizes = [f"{shape[1]}×{shape[0]}" for shape in (pictures[0].shape, picture.shape)]
             raise FedtailorError(
                 f"The pictures differ in size: {files[0]} is {sizes[0]}, {file} is {sizes[1]}; "
-                "say with picture_size what to resize them to."
+                "say with --picture-size what to resize them to."
             )

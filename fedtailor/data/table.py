@@ -62,7 +62,7 @@ def _label_column(path: Path, header: list[str], asked: str | None) -> str:
         wanted = f"label column {asked!r}" if asked else f"label column (one of {', '.join(LABELS)})"
         raise FedtailorError(
             f"The file {path} has no {wanted}: its columns are {', '.join(header)}; "
-            "say which one holds the labels with label_column."
+            "say which one holds the labels with --label-column."
         )
     return label
 
@@ -88,7 +88,8 @@ def _features(path: Path, header: list[str], rows: Rows, columns: list[str]) -> 
             if not _is_number(cells[index])
         )
         raise FedtailorError(
-            f"Line {line} of {path} has {cell!r} in column {column!r}: features must be numbers."
+            f"Line {line} of {path} has {cell!r} in column {column!r}: features must be numbers (if it names the "
+            f"client, say --client-column {column})."
         ) from None
     return torch.from_numpy(x).float()
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import FederatedData
+from fedtailor.errors import brief
 from fedtailor.learning.client import Client, Message, State
 from fedtailor.learning.descent import Descent, Loss
 from fedtailor.learning.metrics import Metrics, measure, outputs
@@ -94,8 +95,7 @@ class Bench:
         try:
             result = self._evaluate_shared(task) if task.kind == "evaluate shared" else self._visit(task)
         except Exception as error:  # a method's or a network's own fault, of any kind
-            where = f"{type(self.method).__name__}, round {task.round}, client {self.data.names[task.clients[0]]}"
-            result = Result(task.clients, error=f"{where}: {type(error).__name__}: {error}")
+            result = Result(task.clients, error=brief(error))
         result.seconds = time.perf_counter() - begin
         return result
 

@@ -47,7 +47,7 @@ class Evaluator:
         fresh: dict[int, Measured] = {}
         for result in self.engine.run(list(self._tasks(server, chosen))):
             if result.error:
-                raise FedtailorError(f"The evaluation failed: {result.error}")
+                raise FedtailorError(f"The evaluation of client {result.clients[0]} failed: {result.error}.")
             fresh |= dict(zip(result.clients, result.measured, strict=True))
             if not result.used_message:
                 client = result.clients[0]
@@ -63,8 +63,7 @@ class Evaluator:
     def _tasks(self, server: Server, chosen: list[int]) -> Iterator[Task]:
         if self.protocol.model == "global":
             theta = self.method.central(server)
-            if theta is None:
-                raise FedtailorError(f"The method {self.method.name} has no global model: evaluate the personal ones.")
+            assert theta is not None  # checked before the run
             message: Message = {"theta": theta}
         else:
             message = self.method.broadcast(server)

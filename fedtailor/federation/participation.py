@@ -25,14 +25,12 @@ class Participation:
             by_chance, digits, percent = match.groups()
             if digits.isdigit() and not percent and not by_chance:
                 if int(digits) < 1:
-                    raise ValueError("at least one client must take part in a round")
+                    raise ValueError("at least one client")
                 return cls("count", int(digits))
             share = float(digits) / 100 if percent else float(digits)
             if 0 < share <= 1:
                 return cls("independent" if by_chance else "fraction", share)
-        raise ValueError(
-            "it must be all, a number of clients (6), a fraction between 0 and 1 (0.25), or independent:PROBABILITY"
-        )
+        raise ValueError("all, a number of clients (6), a fraction between 0 and 1 (0.25), or independent:PROBABILITY")
 
     def __str__(self) -> str:
         number = f"{self.amount:.0f}" if self.kind == "count" else repr(float(self.amount))

@@ -38,10 +38,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, data: FederatedData) -> "RunDirectory":
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise FedtailorError(
-                f"{path} exists already: choose another --out, or go on there with `fedtailor resume {path}`."
-            )
+        check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -116,6 +113,14 @@ def describe(data: FederatedData) -> Record:
         **splits,
         "fingerprint": data.fingerprint(),
     }
+
+
+def check_free(path: Path) -> None:
+    """Refuse a run directory that is not new."""
+    if (path / "experiment.toml").is_file():
+        raise FedtailorError(f"{path} is a run already: choose another --out, or go on with `fedtailor resume {path}`.")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FedtailorError(f"{path} exists already and is not a run directory: choose another --out.")
 
 
 def new_directory(name: str) -> Path:

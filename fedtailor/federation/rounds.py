@@ -6,7 +6,8 @@ of it, evaluation, record, checkpoint.
 
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedtailor.data import FederatedData
 from fedtailor.engines import Bench, Engine, Result, Task
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, brief
 from fedtailor.experiment import Experiment
 from fedtailor.federation.evaluation import Evaluator, summary
 from fedtailor.federation.participation import Participation
@@ -50,7 +51,8 @@ class Federation:
 
     def start(self) -> None:
         """Before round 1."""
-        self.method.start(self.server)
+        with self._at_the_server("start"):
+            self.method.start(self.server)
         self.states.checkpoint(0, self.server.state)
 
     def restore(self) -> None:
@@ -86,18 +88,21 @@ class Federation:
         """One round: send, train, receive, evaluate, record."""
         begin = time.perf_counter()
         participants = self._call(number)
-        messages = {client: self.method.send(self.server, client) for client in participants}
+        with self._at_the_server("send"):
+            messages = {client: self.method.send(self.server, client) for client in participants}
         results = self._train(number, messages)
         self._whole = False
         if results:
             replies = Replies({client: result.reply for client, result in results.items()}, self.server.samples)
-            self.method.receive(self.server, replies)
+            with self._at_the_server("receive"):
+                self.method.receive(self.server, replies)
         for client, result in results.items():
             self.states.put(client, result.state, number)
         self.server.round = number
         measured = {}
         if self.evaluator.due(number, self.experiment.rounds):
-            measured = self.evaluator.evaluate(self.server, results.values())
+            with self._at_the_server("evaluation"):
+                measured = self.evaluator.evaluate(self.server, results.values())
         down = {client: message_bytes(message) for client, message in messages.items()}
         up = {client: message_bytes(result.reply) for client, result in results.items()}
         figures: Record = {
@@ -126,18 +131,38 @@ class Federation:
         kind: Any = "train and evaluate" if self.experiment.evaluation.model == "local" else "train"
         tasks = [Task(kind, number, (c,), message, self.states.get(c)) for c, message in messages.items()]
         results = {result.clients[0]: result for result in self.engine.run(tasks)}
-        failed = [results[client] for client in sorted(results) if results[client].error]
-        for result in failed:
-            name = self.data.names[result.clients[0]]
+        results = {client: results[client] for client in sorted(results)}
+        self._report(number, {client: result.error for client, result in results.items() if result.error}, len(results))
+        return {client: result for client, result in results.items() if not result.error}
+
+    def _report(self, number: int, failed: dict[int, str], participants: int) -> None:
+        """Name the clients that failed, those with the same fault together."""
+        for fault in dict.fromkeys(failed.values()):
+            names = [self.data.names[client] for client in failed if failed[client] == fault]
+            who = f"{self.title}, round {number}: client{'s' if len(names) > 1 else ''} {', '.join(names)}"
             if self.experiment.on_failure == "stop":
-                raise FedtailorError(f"Client {name} failed in round {number}: {result.error}")
-            warnings.warn(f"round {number}: client {name} is left out: {result.error}", ClientFailure, stacklevel=2)
-        self._hopeless = self._hopeless + 1 if failed and len(failed) == len(messages) else 0
-        if self._hopeless == HOPELESS:
+                raise FedtailorError(f"{who} failed: {fault}.")
+            warnings.warn(f"{who} left out: {fault}.", ClientFailure, stacklevel=2)
+        self._hopeless = self._hopeless + 1 if failed and len(failed) == participants else 0
+        if self._hopeless == min(HOPELESS, self.experiment.rounds):
             raise FedtailorError(
-                f"Every client failed in {HOPELESS} rounds in a row; the last said: {failed[-1].error}"
+                f"{self.title}: no client could do its work in {self._hopeless} rounds in a row: {fault}."
             )
-        return {client: results[client] for client in sorted(results) if not results[client].error}
+
+    @property
+    def title(self) -> str:
+        return type(self.method).__name__
+
+    @contextmanager
+    def _at_the_server(self, what: str) -> Iterator[None]:
+        """Say in which of the method's functions something went wrong at the server."""
+        try:
+            yield
+        except FedtailorError:
+            raise
+        except Exception as error:  # a method's own fault, of any kind
+            where = f"{self.title}, round {self.server.round + 1}, {what}"
+            raise FedtailorError(f"{where}: {brief(error)}.") from error
 
     def _record(self, figures: Record, clients: Record) -> None:
         figures, clients = plain(figures), plain(clients)
@@ -152,5 +177,5 @@ class Federation:
         task = Task("personal", self.server.round, (client,), message, dict(self.states.get(client)))
         result = self.bench.do(task)
         if result.error:
-            raise FedtailorError(result.error)
+            raise FedtailorError(f"{self.title}, client {self.data.names[client]}: {result.error}.")
         return result.reply["theta"]

@@ -1,5 +1,6 @@
 """From an experiment to a federation: loading, dealing, building, and every check that needs no round."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from fedtailor.data import Dataset, FederatedData, federate, from_list, load
 from fedtailor.engines import Bench, make_engine
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.federation.evaluation import Evaluator
 from fedtailor.federation.participation import Participation
@@ -33,7 +34,7 @@ class Objects:
     """What Python may pass as an object in place of a name in the experiment."""
 
     method: Method | None = None
-    data: Dataset | Sequence[Any] | None = None
+    data: Dataset | FederatedData | Sequence[Any] | None = None
     model: ModelLike | None = None
     loss: Loss | None = None
 
@@ -42,7 +43,8 @@ def prepare(experiment: Experiment, objects: Objects) -> Bench:
     """All that a run needs before its first file is written: so that nothing wrong is found out later."""
     method = objects.method or find_method(experiment.method, experiment.parameters)
     device = find_device(experiment.device)
-    data = deal_data(experiment, objects.data).to(device)
+    given = objects.data
+    data = given.to(device) if isinstance(given, FederatedData) else deal_data(experiment, given).to(device)
     loss = objects.loss or find_loss(experiment.loss)
     shape = tuple(data.x.shape[1:])
     outputs = len(data.classes) or (data.y.shape[1] if data.y.dim() > 1 else 1)
@@ -59,22 +61,38 @@ def prepare(experiment: Experiment, objects: Objects) -> Bench:
         drop_last=experiment.drop_last,
     )
     Participation.parse(experiment.participation).count(data.clients - len(data.new))
-    if experiment.evaluation.clients == "new" and not data.new:
-        raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
-    if experiment.evaluation.clients == "new" and experiment.evaluation.model == "local":
-        raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
     initial = network.vector.clone()
     tune = experiment.evaluation.fine_tune
-    return Bench(method, network, initial, data, loss, how, experiment.keep_momentum, tune, experiment.seed)
+    bench = Bench(method, network, initial, data, loss, how, experiment.keep_momentum, tune, experiment.seed)
+    _check_protocol(experiment, bench)
+    return bench
+
+
+def _check_protocol(experiment: Experiment, bench: Bench) -> None:
+    """Is there what the evaluation asks for?"""
+    protocol, method = experiment.evaluation, bench.method
+    if protocol.clients == "new" and not bench.data.new:
+        raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
+    if protocol.clients == "new" and protocol.model == "local":
+        raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
+    if protocol.model == "global":
+        server = _server(bench)
+        method.start(server)
+        if method.central(server) is None:
+            raise FedtailorError(f"The method {experiment.method} has no global model: evaluate the personal ones.")
+
+
+def _server(bench: Bench) -> Server:
+    network = bench.network
+    samples = bench.data.samples.to(bench.initial.device)
+    return Server(bench.initial, network.body, network.head, network.layers, samples)
 
 
 def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | None) -> Federation:
     """The federation of this experiment before its first round, its engine running."""
-    data, network = bench.data, bench.network
+    data = bench.data
     checkpoint = directory.path / "checkpoint" if directory else None
-    states = States(checkpoint, experiment.states == "disk", network.vector.device)
-    samples = data.samples.to(network.vector.device)
-    server = Server(bench.initial, network.body, network.head, network.layers, samples)
+    states = States(checkpoint, experiment.states == "disk", bench.initial.device)
     engine = make_engine(experiment.engine, bench, experiment.workers)
     new = experiment.evaluation.clients == "new"
     evaluated = [client for client in range(data.clients) if (client in data.new) == new]
@@ -88,7 +106,7 @@ def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | N
         test_samples=(bounds[:, 3] - bounds[:, 2]).tolist(),
         held_out_samples=(bounds[:, 3] - bounds[:, 1]).tolist(),
     )
-    return Federation(experiment, bench.method, data, server, states, bench, engine, evaluator, directory)
+    return Federation(experiment, bench.method, data, _server(bench), states, bench, engine, evaluator, directory)
 
 
 def deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
@@ -134,7 +152,12 @@ def find_device(name: str) -> torch.device:
         raise unknown("device", name, [*there, "auto"])
     if not there[kind]:
         raise FedtailorError(f"The device {name} is not available here: use cpu, or auto for the best there is.")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise FedtailorError(
+            f"The device {name!r} is not understood: write {kind}, or {kind}:0 for the first."
+        ) from None
 
 
 def find_loss(name: str) -> Loss:
@@ -155,10 +178,14 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
     """One pass over two samples: do the network, the data and the loss fit together?"""
     network.module.eval()
     try:
-        value: Tensor = loss(network(data.x[:2]), data.y[:2])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as targets of another shape than the outputs
+            value: Tensor = loss(network(data.x[:2]), data.y[:2])
     except Exception as error:  # whatever a foreign network or loss raises
         shape = "×".join(map(str, data.x.shape[1:]))
-        raise FedtailorError(f"The model, the data ({shape}) and the loss do not fit together: {error}") from error
+        raise FedtailorError(
+            f"The model, the data ({shape}) and the loss do not fit together ({brief(error)})."
+        ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
 

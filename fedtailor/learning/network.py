@@ -31,16 +31,16 @@ class Network:
     ) -> None:
         self.module = module.to(device=device, dtype=dtype)
         layers = _layers(self.module)
-        trained = [name for name, tensors in layers.items() if isinstance(tensors[0][2], nn.Parameter)]
-        self.head_names = _head_names(trained, head)
-        order = [name for name in layers if name not in self.head_names] + self.head_names
-        sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
         kinds = {t.dtype for tensors in layers.values() for _, _, t in tensors if isinstance(t, nn.Parameter)}
         if len(kinds) != 1:
             raise FedtailorError(
                 "The network needs trainable parameters of one floating type; "
                 f"this one has {', '.join(sorted(map(str, kinds))) or 'none'}."
             )
+        trained = [name for name, tensors in layers.items() if isinstance(tensors[0][2], nn.Parameter)]
+        self.head_names = _head_names(trained, head)
+        order = [name for name in layers if name not in self.head_names] + self.head_names
+        sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
         self.vector = torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop())
         self.gradient = torch.zeros_like(self.vector)
         self.layers: dict[str, slice] = {}
@@ -161,7 +161,9 @@ def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]
 def _head_names(names: list[str], head: int | str) -> list[str]:
     """The layers of the head: the last `head` layers, or those of the named submodules (comma-separated)."""
     if isinstance(head, int):
-        return names[max(0, len(names) - head) :] if head > 0 else []
+        if not 0 <= head <= len(names):
+            raise FedtailorError(f"The head cannot have {head} layers: the network has {len(names)}.")
+        return names[len(names) - head :]
     wanted = [part.strip() for part in head.split(",")]
     for part in wanted:
         if not any(name == part or name.startswith(part + ".") for name in names):

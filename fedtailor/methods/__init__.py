@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, unknown, wanted
 from fedtailor.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.ditto import Ditto
@@ -23,6 +23,8 @@ def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
         found = import_object(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise FedtailorError(f"{name} is not a method: it must be a subclass of fedtailor.Method.")
+        if found.train is Method.train:
+            raise FedtailorError(f"The method {name} has no function train: every method needs one.")
         kind = found
     elif name in CATALOGUE:
         kind = CATALOGUE[name]
@@ -41,4 +43,6 @@ def _parameter_error(name: str, kind: type[Method], error: ValidationError) -> F
         if not kind.model_fields:
             return FedtailorError(f"The method {name} has no parameters, so {parameter!r} cannot be set.")
         return unknown(f"parameter of {name}", parameter, kind.model_fields)
-    return FedtailorError(f"The parameter {parameter!r} of {name} is {first['input']!r}: {first['msg'].lower()}.")
+    return FedtailorError(
+        f"The parameter {parameter!r} of {name} is {first['input']!r}, but it must be {wanted(first)}."
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.imports import import_object
 from fedtailor.models import networks
 from fedtailor.streams import torch_seed
@@ -74,7 +74,8 @@ def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes
             widths = [0]
         if info.name != "mlp" or min(widths) < 1:
             raise FedtailorError(
-                f"The model '{info.name}:{argument}' is not understood: only mlp takes layer widths, as in mlp:300,100."
+                f"The model '{info.name}:{argument}' is not understood: only mlp takes widths, whole numbers above 0 "
+                "as in mlp:300,100."
             )
     try:
         return info.build(shape, classes, *widths)
@@ -87,21 +88,23 @@ def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes
 def _build_own(factory: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
     if isinstance(factory, nn.Module):
         return copy.deepcopy(factory)
+    name = getattr(factory, "__name__", type(factory).__name__)
     try:
-        takes = inspect.signature(factory)
-        takes.bind(shape, classes)
-        arguments: tuple[Any, ...] = (shape, classes)
-    except TypeError:
-        arguments = ()
-    try:
+        arguments: tuple[Any, ...] = (shape, classes) if _takes(factory, shape, classes) else ()
         module = factory(*arguments)
-    except TypeError as error:
+    except Exception as error:  # whatever the user's code does
         raise FedtailorError(
-            f"The model {getattr(factory, '__name__', factory)} cannot be built: {error}. "
-            "It is called with the input shape and the number of classes, or with nothing."
+            f"The model {name} cannot be built with the input shape and the number of classes, nor with nothing "
+            f"({brief(error)})."
         ) from error
     if not isinstance(module, nn.Module):
-        raise FedtailorError(
-            f"The model {getattr(factory, '__name__', factory)} made a {type(module).__name__}, not an nn.Module."
-        )
+        raise FedtailorError(f"The model {name} made a {type(module).__name__}, not an nn.Module.")
     return module
+
+
+def _takes(factory: Callable[..., Any], *arguments: Any) -> bool:
+    try:
+        inspect.signature(factory).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -14,6 +14,7 @@ import pytest
 
 import fedtailor
 from fedtailor.experiment import Evaluation, Experiment
+from fedtailor.federation.rounds import Federation
 from fedtailor.methods.ditto import Ditto
 from tests.cli.calling import Answer, Call, contents, done
 from tests.helpers import files, numbers
@@ -251,8 +252,7 @@ class TestRun:
         lines = answer.err.splitlines()
         assert len(lines) == 2
         for number, line in enumerate(lines, 1):
-            assert line.startswith(f"Warning: round {number}: client 1 is left out: ")
-            assert line.endswith("RuntimeError: [no] battery")
+            assert line == f"Warning: Failing, round {number}: client 1 left out: RuntimeError: [no] battery."
         assert [record["failed"] for record in rounds_of("here")] == [[1], [1]]
 
 
@@ -288,6 +288,42 @@ class TestResume:
         assert files(Path("cut/checkpoint")) == files(Path("whole/checkpoint"))
 
 
+class TestInterruption:
+    def test_in_the_middle_it_leaves_a_run_that_resumes_to_the_same_numbers(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        words = ("--clients", 3, "--rounds", 4, "--engine", "in-process")
+        done(call("run", "ditto", *words, "--out", "whole"))
+        whole_round = Federation.round
+
+        def interrupted_round(federation: Federation, number: int) -> dict[str, Any]:
+            if number == 3:
+                raise KeyboardInterrupt
+            return whole_round(federation, number)
+
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(Federation, "round", interrupted_round)
+            answer = call("run", "ditto", *words, "--out", "here")
+        assert answer == Answer(130, "", "Interrupted. Continue with: fedtailor resume here\n")
+        assert [record["round"] for record in rounds_of("here")] == [1, 2]
+        done(call("resume", "here"))
+        assert numbers(rounds_of("here")) == numbers(rounds_of("whole"))
+        assert files(Path("here/checkpoint")) == files(Path("whole/checkpoint"))
+
+    def test_before_there_is_a_run_directory_nothing_is_said_of_resuming(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("fedtailor.federation.setup.prepare", interrupted)
+        answer = call("run", "fedavg", *SMALL)
+        assert answer.code == 130
+        assert "Traceback" not in answer.err
+        assert "resume" not in answer.err
+        assert contents(Path()) == {}
+
+
 class TestShow:
     def test_the_figures_the_rounds_and_the_clients(self, call: Call) -> None:
         done(call("run", "fedavg", *SMALL, "--out", "here"))
@@ -308,8 +344,8 @@ class TestShow:
         assert shown["evaluation"]["model"] == "personal"
         assert shown["last"]["round"] == 2
         assert {"best-validation", "best-test", "bytes_up", "bytes_down", "seconds"} <= shown.keys()
-        accuracies = [client["accuracy"] for client in shown["per_client"].values()]
-        assert shown["per_client"].keys() == {"0", "1", "2"}
+        accuracies = [client["accuracy"] for client in shown["per_client"]]
+        assert [(client["client"], client["name"]) for client in shown["per_client"]] == [(0, "0"), (1, "1"), (2, "2")]
         assert np.mean(accuracies) == pytest.approx(last["accuracy"])
 
     def test_clients_are_shown_by_their_names(self, call: Call) -> None:
@@ -478,7 +514,7 @@ class TestHelp:
         assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", text)] == []
 
     def test_run_help_gives_the_defaults(self, call: Call) -> None:
-        text = re.sub(r"[\s│]+", " ", done(call("run", "--help")))
+        text = re.sub(r"[\s│]+", " ", done(call("run", "--help")).partition("─ Options ─")[2])
         missing = []
         for flag, default in DEFAULTS.items():
             about = re.split(rf"[ ,]{flag}[ ,]", text)[1].split(" --")[0]

@@ -195,7 +195,7 @@ def test_twenty_clients_unless_said_and_the_natural_number_where_natural() -> No
         ({"min_samples": -1}, "must not be negative"),
         ({"seed": -1}, "must not be negative"),
         ({"split": "offical"}, "did you mean 'official'"),
-        ({"split": "official"}, "has no official split: use split 'merge'"),
+        ({"split": "official"}, "has no official split: leave out --split official"),
         ({"pixels": "sined"}, "did you mean 'signed'"),
     ],
 )

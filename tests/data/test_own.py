@@ -198,7 +198,7 @@ def test_folder_with_one_colour_picture_is_colour(tmp_path: Path) -> None:
 
 def test_folder_of_different_sizes_needs_picture_size(tmp_path: Path) -> None:
     write_files(tmp_path / "clinic", {"a/ill/1.png": picture(7), "a/well/2.png": picture(9, (8, 8))})
-    with pytest.raises(FedtailorError, match=r"1\.png is 4×5, .*2\.png is 8×8; say with picture_size"):
+    with pytest.raises(FedtailorError, match=r"1\.png is 4×5, .*2\.png is 8×8; say with --picture-size"):
         load(str(tmp_path / "clinic"))
     x = load(str(tmp_path / "clinic"), picture_size=6).x
     assert x.shape == (2, 1, 6, 6)

@@ -183,7 +183,7 @@ def test_pairs_share_two_classes_evenly() -> None:
         ({"clients": 500, "min_samples": 0}, "has 400 samples, too few for 500 clients with at least 1 each"),
         ({"clients": 100, "min_samples": 5}, "400 samples, too few for 100 clients with at least 5 each"),
         ({"partition": "dirichlet-plain:0.01", "clients": 30}, r"every client 10 samples.* any of 1000 draws"),
-        ({"partition": "pairs", "clients": 10, "min_samples": 40}, "ask for fewer clients, a smaller min_samples"),
+        ({"partition": "pairs", "clients": 10, "min_samples": 40}, "ask for fewer clients, a smaller --min-samples"),
     ],
 )
 def test_the_impossible_is_refused(options: dict[str, object], sentence: str) -> None:

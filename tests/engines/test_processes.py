@@ -43,7 +43,7 @@ def test_a_worker_that_dies_is_replaced_and_its_work_repeated(workers: int, tmp_
 
 
 def test_a_client_that_kills_every_worker_is_left_out() -> None:
-    with pytest.warns(ft.ClientFailure, match="client 3 is left out: its worker process died 3 times"):
+    with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
         result = ft.run(Deadly(), engine="processes", workers=2, **SMALL)
     assert [record["failed"] for record in result.rounds] == [[], [3], []]
 

@@ -199,7 +199,7 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth() -> None:
         ({"model": "persnal"}, "evaluation.model"),
         ({"fine_tune": -1}, "evaluation.fine_tune"),
         ({"clients": "new"}, "hold some out with --new-clients"),
-        ({"chose": "last"}, "did you mean 'choose'"),
+        ({"chose": "last"}, "did you mean 'evaluation.choose'"),
     ],
 )
 def test_protocols_that_make_no_sense_are_refused(evaluation: dict[str, Any], says: str) -> None:
