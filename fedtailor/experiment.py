@@ -81,7 +81,7 @@ class Experiment(_Strict):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the local descent")
     keep_momentum: bool = Field(False, description="keep a client's momentum from visit to visit")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of the local descent")
-    epochs: int = Field(1, ge=1, description="local epochs in a round")
+    epochs: int = Field(5, ge=1, description="local epochs in a round")
     steps: int | None = Field(None, ge=1, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")

@@ -5,15 +5,17 @@ through messages of named tensors. That makes the bytes exact, the privacy real,
 process, in many, and across sites.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedtailor.learning.client import Client, Message, State
+
+BLOCK = 1 << 25  # numbers in a block of rows: 128 MiB in single precision
 
 __all__ = ["Client", "Message", "Method", "Replies", "Server", "State", "message_bytes"]
 
@@ -23,7 +25,8 @@ class Server:
     """The server's side: named tensors, and what it knows of the federation without asking.
 
     `initial` is the network's first vector, `body`, `head` and `layers` its slices, `samples` the number of training
-    samples that each client declared when it joined, `participants` who was called this round.
+    samples that each client declared when it joined, `per_round` how many take part in a round on average,
+    `participants` who was called this round.
     """
 
     initial: Tensor
@@ -31,15 +34,57 @@ class Server:
     head: slice
     layers: dict[str, slice]
     samples: Tensor
+    per_round: float
     state: State = field(default_factory=dict)
     round: int = 0
     participants: list[int] = field(default_factory=list)
     random: torch.Generator = field(default_factory=torch.Generator)
+    store: "Store | None" = None
+    another: Callable[[int], Tensor] | None = None
+    _once: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
         """The number of clients in the federation, N."""
         return len(self.samples)
+
+    def begin(self, participants: list[int], random: torch.Generator) -> None:
+        """A new round with these participants and this random stream."""
+        self.participants, self.random, self._once = participants, random, {}
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Something that is the same for all participants of a round, computed for the first of them."""
+        if name not in self._once:
+            self._once[name] = compute()
+        return self._once[name]
+
+    def another_initial(self, number: int) -> Tensor:
+        """A first vector of the network as another seed would have made it; number 0 is `initial` itself."""
+        assert self.another is not None
+        return self.another(number) if number else self.initial
+
+    def keep(self, client: int, state: State) -> None:
+        """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""
+        assert self.store is not None
+        self.store.put(f"server-{client}", state, self.round + 1)
+
+    def kept(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """What is kept of every client under this name, as the rows of a matrix in blocks: the clients of a block and
+        its rows. A client of which nothing is kept has `initial`."""
+        assert self.store is not None
+        block = max(1, BLOCK // len(self.initial))
+        for first in range(0, self.clients, block):
+            clients = range(first, min(first + block, self.clients))
+            rows = [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
+            yield slice(first, clients.stop), torch.stack(rows)
+
+
+class Store(Protocol):
+    """Where a server keeps what belongs to one client."""
+
+    def get(self, key: str) -> State: ...
+
+    def put(self, key: str, state: State, round: int) -> None: ...
 
 
 class Replies(dict[int, Message]):
@@ -100,6 +145,10 @@ class Method(BaseModel):
     def central(self, server: Server) -> Tensor | None:
         """The one global model, for the methods that have one."""
         return server.state.get("theta")
+
+    def observe(self, server: Server) -> Message:
+        """What the method's paper shows of its inner life, from the server's side, for the run record."""
+        return {}
 
 
 def message_bytes(message: Message) -> int:

@@ -83,7 +83,7 @@ def final(result: ft.RunResult) -> dict[str, Tensor]:
     run = result._federation
     tensors = {f"server/{name}": tensor for name, tensor in run.server.state.items()}
     for client in range(run.data.clients):
-        tensors |= {f"{client}/{name}": tensor for name, tensor in run.states.get(client).items()}
+        tensors |= {f"{client}/{name}": tensor for name, tensor in run.states.get(f"client-{client}").items()}
     return tensors
 
 

@@ -72,21 +72,22 @@ class Bench:
     keep_momentum: bool
     fine_tune: int
     seed: int
+    participation: float = 1.0
 
     def client(self, number: int, round: int, state: State) -> Client:
-        train, validation = self.data.train(number), self.data.validation(number)
         return Client(
             number,
             round,
             self.seed,
             state,
-            train,
-            validation,
+            self.data.train(number),
+            self.data.validation(number),
             self.network,
             self.initial,
             self.loss,
             self.how,
             self.keep_momentum,
+            self.participation,
         )
 
     def do(self, task: Task) -> Result:

@@ -11,7 +11,7 @@ from fedtailor.engines.work import Measured
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation
 from fedtailor.federation.record import Record
-from fedtailor.federation.states import States
+from fedtailor.federation.states import States, of_client
 from fedtailor.method import Message, Method, Server
 
 SHARED_PASS = 2048  # held-out samples of clients evaluated together; fixed, so the numbers do not depend on the workers
@@ -51,7 +51,7 @@ class Evaluator:
             fresh |= dict(zip(result.clients, result.measured, strict=True))
             if not result.used_message:
                 client = result.clients[0]
-                self.known[client] = (self.states.versions.get(client), fresh[client])
+                self.known[client] = (self.states.versions.get(of_client(client)), fresh[client])
         return {client: fresh[client] if client in fresh else self.known[client][1] for client in chosen}
 
     def remember(self, clients: list[Record]) -> None:
@@ -72,8 +72,8 @@ class Evaluator:
                 yield Task("evaluate shared", server.round, group, message)
             return
         for client in chosen:
-            if client not in self.known or self.known[client][0] != self.states.versions.get(client):
-                yield Task("evaluate", server.round, (client,), message, self.states.get(client))
+            if client not in self.known or self.known[client][0] != self.states.versions.get(of_client(client)):
+                yield Task("evaluate", server.round, (client,), message, self.states.get(of_client(client)))
 
     def _groups(self, chosen: list[int]) -> Iterator[tuple[int, ...]]:
         """Neighbouring clients, as many as fill one pass; one by one where each fine-tunes the model first."""

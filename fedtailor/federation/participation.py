@@ -49,6 +49,11 @@ class Participation:
             return int(self.amount)
         return max(1, int(self.amount * clients + 1e-9))
 
+    def mean(self, clients: int) -> float:
+        """How many of so many clients take part in a round on average."""
+        count = self.count(clients)
+        return self.amount * clients if count is None else count
+
     def draw(self, clients: list[int], seed: int, round: int) -> list[int]:
         """The participants of a round, in the order of their numbers: a function of the seed and the round alone."""
         stream = numpy_stream(seed, "participation", round)

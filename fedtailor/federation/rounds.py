@@ -20,7 +20,7 @@ from fedtailor.experiment import Experiment
 from fedtailor.federation.evaluation import Evaluator, summary
 from fedtailor.federation.participation import Participation
 from fedtailor.federation.record import Record, RunDirectory, plain
-from fedtailor.federation.states import States
+from fedtailor.federation.states import States, of_client
 from fedtailor.method import Message, Method, Replies, Server, message_bytes
 from fedtailor.streams import torch_stream
 
@@ -97,7 +97,7 @@ class Federation:
             with self._at_the_server("receive"):
                 self.method.receive(self.server, replies)
         for client, result in results.items():
-            self.states.put(client, result.state, number)
+            self.states.put(of_client(client), result.state, number)
         self.server.round = number
         measured = {}
         if self.evaluator.due(number, self.experiment.rounds):
@@ -122,14 +122,14 @@ class Federation:
         """Who takes part in this round."""
         training = [client for client in range(self.data.clients) if client not in self.data.new]
         participation = Participation.parse(self.experiment.participation)
-        self.server.participants = participation.draw(training, self.experiment.seed, number)
-        self.server.random = torch_stream(self.experiment.seed, "server", number)
-        return self.server.participants
+        participants = participation.draw(training, self.experiment.seed, number)
+        self.server.begin(participants, torch_stream(self.experiment.seed, "server", number))
+        return participants
 
     def _train(self, number: int, messages: dict[int, Message]) -> dict[int, Result]:
         """The participants' results, in the order of their numbers, without those of clients that failed."""
         kind: Any = "train and evaluate" if self.experiment.evaluation.model == "local" else "train"
-        tasks = [Task(kind, number, (c,), message, self.states.get(c)) for c, message in messages.items()]
+        tasks = [Task(kind, number, (c,), message, self.states.get(of_client(c))) for c, message in messages.items()]
         results = {result.clients[0]: result for result in self.engine.run(tasks)}
         results = {client: results[client] for client in sorted(results)}
         self._report(number, {client: result.error for client, result in results.items() if result.error}, len(results))
@@ -174,7 +174,7 @@ class Federation:
     def personal(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""
         message = self.method.broadcast(self.server)
-        task = Task("personal", self.server.round, (client,), message, dict(self.states.get(client)))
+        task = Task("personal", self.server.round, (client,), message, dict(self.states.get(of_client(client))))
         result = self.bench.do(task)
         if result.error:
             raise FedtailorError(f"{self.title}, client {self.data.names[client]}: {result.error}.")

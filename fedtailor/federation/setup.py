@@ -25,6 +25,7 @@ from fedtailor.learning.network import Network
 from fedtailor.method import Method, Server
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model
+from fedtailor.streams import torch_seed
 
 LOSSES: dict[str, Loss] = {"cross-entropy": functional.cross_entropy, "mse": functional.mse_loss}
 
@@ -60,10 +61,19 @@ def prepare(experiment: Experiment, objects: Objects) -> Bench:
         batch=None if experiment.batch == "full" else experiment.batch,
         drop_last=experiment.drop_last,
     )
-    Participation.parse(experiment.participation).count(data.clients - len(data.new))
-    initial = network.vector.clone()
-    tune = experiment.evaluation.fine_tune
-    bench = Bench(method, network, initial, data, loss, how, experiment.keep_momentum, tune, experiment.seed)
+    training = data.clients - len(data.new)
+    bench = Bench(
+        method,
+        network,
+        network.vector.clone(),
+        data,
+        loss,
+        how,
+        experiment.keep_momentum,
+        experiment.evaluation.fine_tune,
+        experiment.seed,
+        Participation.parse(experiment.participation).mean(training) / training,
+    )
     _check_protocol(experiment, bench)
     return bench
 
@@ -76,16 +86,26 @@ def _check_protocol(experiment: Experiment, bench: Bench) -> None:
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
     if protocol.model == "global":
-        server = _server(bench)
+        server = _server(bench, States(None))
         method.start(server)
         if method.central(server) is None:
             raise FedtailorError(f"The method {experiment.method} has no global model: evaluate the personal ones.")
 
 
-def _server(bench: Bench) -> Server:
-    network = bench.network
-    samples = bench.data.samples.to(bench.initial.device)
-    return Server(bench.initial, network.body, network.head, network.layers, samples)
+def _server(bench: Bench, states: States) -> Server:
+    network, data = bench.network, bench.data
+    per_round = bench.participation * (data.clients - len(data.new))
+    samples = data.samples.to(bench.initial.device)
+    return Server(
+        bench.initial,
+        network.body,
+        network.head,
+        network.layers,
+        samples,
+        per_round,
+        store=states,
+        another=lambda number: network.another(torch_seed(bench.seed, "another", number)),
+    )
 
 
 def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | None) -> Federation:
@@ -93,6 +113,7 @@ def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | N
     data = bench.data
     checkpoint = directory.path / "checkpoint" if directory else None
     states = States(checkpoint, experiment.states == "disk", bench.initial.device)
+    server = _server(bench, states)
     engine = make_engine(experiment.engine, bench, experiment.workers)
     new = experiment.evaluation.clients == "new"
     evaluated = [client for client in range(data.clients) if (client in data.new) == new]
@@ -106,7 +127,7 @@ def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | N
         test_samples=(bounds[:, 3] - bounds[:, 2]).tolist(),
         held_out_samples=(bounds[:, 3] - bounds[:, 1]).tolist(),
     )
-    return Federation(experiment, bench.method, data, _server(bench), states, bench, engine, evaluator, directory)
+    return Federation(experiment, bench.method, data, server, states, bench, engine, evaluator, directory)
 
 
 def deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:

@@ -32,51 +32,52 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 class States:
-    """Every client's state, in memory or on disk, and the checkpoint that holds them and the server's.
+    """Every client's state, in memory or on disk, and the checkpoint that holds them and the server's own.
 
-    Without a directory there are no checkpoints. `versions` is the round in which each client's state was made.
+    A state's key says whose it is: `client-3` is client 3's own, `server-3` what the server keeps of it. Without a
+    directory there are no checkpoints. `versions` is the round in which each state was made.
     """
 
     def __init__(self, directory: Path | None, on_disk: bool = False, device: torch.device | str = "cpu") -> None:
         if on_disk and directory is None:
             raise FedtailorError("States on disk need a run directory: give --out (out= in Python).")
         self.directory, self.on_disk, self.device = directory, on_disk, device
-        self.versions: dict[int, int] = {}
-        self._memory: dict[int, State] = {}
-        self._saved: dict[int, int] = {}  # the versions that the manifest names
+        self.versions: dict[str, int] = {}
+        self._memory: dict[str, State] = {}
+        self._saved: dict[str, int] = {}  # the versions that the manifest names
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
 
-    def get(self, client: int) -> State:
-        """A client's state: empty before its first visit."""
-        if client not in self.versions:
+    def get(self, key: str) -> State:
+        """A state: empty before it was first put."""
+        if key not in self.versions:
             return {}
         if not self.on_disk:
-            return self._memory[client]
-        return self._load(self._file(client, self.versions[client]))
+            return self._memory[key]
+        return self._load(self._file(key, self.versions[key]))
 
-    def put(self, client: int, state: State, round: int) -> None:
-        """A client's new state. One that is and was empty leaves no trace."""
-        if not state and client not in self.versions:
+    def put(self, key: str, state: State, round: int) -> None:
+        """A new state. One that is and was empty leaves no trace."""
+        if not state and key not in self.versions:
             return
-        before = self.versions.get(client)
-        self.versions[client] = round
+        before = self.versions.get(key)
+        self.versions[key] = round
         if not self.on_disk:
-            self._memory[client] = state
+            self._memory[key] = state
             return
-        write_atomically(self._file(client, round), _bytes(state))
-        if before is not None and before != self._saved.get(client):
-            self._file(client, before).unlink(missing_ok=True)
+        write_atomically(self._file(key, round), _bytes(state))
+        if before not in (None, round, self._saved.get(key)):
+            self._file(key, before).unlink(missing_ok=True)
 
     def checkpoint(self, round: int, server: Message) -> None:
         """Make the present states and the server's the ones to resume from."""
         if self.directory is None:
             return
-        for client, version in self.versions.items():
-            if not self.on_disk and self._saved.get(client) != version:
-                write_atomically(self._file(client, version), _bytes(self._memory[client]))
+        for key, version in self.versions.items():
+            if not self.on_disk and self._saved.get(key) != version:
+                write_atomically(self._file(key, version), _bytes(self._memory[key]))
         write_atomically(self._server_file(round), _bytes(server))
-        versions = {str(client): version for client, version in sorted(self.versions.items())}
+        versions = dict(sorted(self.versions.items()))
         write_atomically(self.directory / MANIFEST, json.dumps({"round": round, "states": versions}) + "\n")
         self._saved = dict(self.versions)
         self._sweep(round)
@@ -88,17 +89,15 @@ class States:
             return 0, {}
         try:
             manifest = json.loads((self.directory / MANIFEST).read_text())
-            round, self.versions = manifest["round"], {int(k): v for k, v in manifest["states"].items()}
-        except (ValueError, KeyError, AttributeError):
+            round, self.versions = manifest["round"], dict(manifest["states"])
+        except (ValueError, KeyError, TypeError):
             raise FedtailorError(
                 f"The checkpoint in {self.directory} is damaged: its manifest cannot be read."
             ) from None
         self._saved = dict(self.versions)
         server = self._load(self._server_file(round))
         if not self.on_disk:
-            self._memory = {
-                client: self._load(self._file(client, version)) for client, version in self.versions.items()
-            }
+            self._memory = {key: self._load(self._file(key, version)) for key, version in self.versions.items()}
         if sweep:
             self._sweep(round)
         return round, server
@@ -106,15 +105,15 @@ class States:
     def _sweep(self, round: int) -> None:
         """Remove what the manifest does not name."""
         assert self.directory is not None
-        keep = {self._file(client, version).name for client, version in self._saved.items()}
+        keep = {self._file(key, version).name for key, version in self._saved.items()}
         keep |= {MANIFEST, self._server_file(round).name}
         for path in self.directory.iterdir():
             if path.name not in keep:
                 path.unlink()
 
-    def _file(self, client: int, version: int) -> Path:
+    def _file(self, key: str, version: int | None) -> Path:
         assert self.directory is not None
-        return self.directory / f"client-{client}-round-{version}.safetensors"
+        return self.directory / f"{key}-round-{version}.safetensors"
 
     def _server_file(self, round: int) -> Path:
         assert self.directory is not None
@@ -126,6 +125,11 @@ class States:
         except (OSError, SafetensorError) as error:
             raise FedtailorError(f"The checkpoint file {path} cannot be read: {error}.") from None
         return tensors
+
+
+def of_client(number: int) -> str:
+    """The key of a client's own state."""
+    return f"client-{number}"
 
 
 def _bytes(tensors: Message) -> bytes:

@@ -4,7 +4,7 @@ Its private state, its data, the network and its random streams, with the local-
 methods a few lines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
@@ -15,9 +15,11 @@ from fedtailor.learning.descent import (
     Correction,
     Descent,
     Loss,
+    batch_gradients,
     descend,
     frozen_features,
     mean_gradient,
+    step_count,
 )
 from fedtailor.learning.metrics import outputs
 from fedtailor.learning.network import Network
@@ -45,7 +47,8 @@ class Client:
     """One client at work in one round.
 
     `state` is private, persists from visit to visit and holds named tensors only. `initial` is the network's first
-    vector, which every client can make from the experiment's seed without a message.
+    vector, which every client can make from the experiment's seed without a message. `participation` is the share of
+    the clients that take part in a round on average, r/I.
     """
 
     id: int
@@ -59,11 +62,17 @@ class Client:
     loss_function: Loss
     how: Descent
     keep_momentum: bool = False
+    participation: float = 1.0
 
     @property
     def samples(self) -> int:
         """The number of training samples, n_i."""
         return len(self.train[1])
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in one descent with the experiment's settings."""
+        return step_count(self.samples, self.how)
 
     @property
     def body(self) -> slice:
@@ -73,47 +82,65 @@ class Client:
     def head(self) -> slice:
         return self.network.head
 
-    def stream(self, purpose: str) -> torch.Generator:
-        """This client's random stream for a purpose in this round."""
-        return torch_stream(self.seed, purpose, self.round, self.id)
+    @property
+    def layers(self) -> dict[str, slice]:
+        return self.network.layers
+
+    def stream(self, purpose: str, every_round: bool = True) -> torch.Generator:
+        """This client's random stream for a purpose: another one every round, or one for good."""
+        return torch_stream(self.seed, purpose, self.round if every_round else 0, self.id)
 
     def descend(
         self,
         theta: Tensor,
         *,
         correction: Correction | None = None,
+        scale: Tensor | None = None,
         part: slice | None = None,
+        each_step: Callable[[Tensor], None] | None = None,
         name: str = "theta",
         purpose: str = "batches",
         **settings: Unpack[Settings],
     ) -> Tensor:
         """Local descent from `theta` on the training samples with the experiment's settings, or those given here.
 
-        `correction` is added to every gradient (a vector, or a function of the present one), `part` trains a slice
-        alone. Two descents of one round see the same batches in the same order unless their `purpose` differs: so
-        two models are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client
-        apart where momentum is kept from visit to visit.
+        `correction` is added to every gradient (a vector, or a function of the present one), `scale` multiplies it,
+        `part` trains a slice alone, `each_step` is called with the present vector after each step.
+
+        Two descents of one round see the same batches in the same order unless their `purpose` differs: so two models
+        are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client apart where
+        momentum is kept from visit to visit.
         """
         how = replace(self.how, **settings)
         velocity = None
         if self.keep_momentum and how.momentum:
             length = len(theta[part]) if part else len(theta)
             velocity = self.state.setdefault(f"momentum/{name}", theta.new_zeros(length))
-        seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), theta.device)
-        stream = self.stream(purpose)
-        x, y = self.train
         return descend(
             self.network,
             theta,
-            x,
-            y,
+            *self.train,
             self.loss_function,
             how,
-            stream,
+            self._begin(purpose),
             correction=correction,
+            scale=scale,
             part=part,
             velocity=velocity,
+            each_step=each_step,
         )
+
+    def gradients(
+        self, theta: Callable[[], Tensor], *, purpose: str = "batches", **settings: Unpack[Settings]
+    ) -> Iterator[Tensor]:
+        """The gradient of each batch at the present `theta()`, for a method that takes the steps itself."""
+        how = replace(self.how, **settings)
+        return batch_gradients(self.network, theta, *self.train, self.loss_function, how, self._begin(purpose))
+
+    def _begin(self, purpose: str) -> torch.Generator:
+        """Begin this round's stream for a purpose, and the one of the network's own draws."""
+        seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), self.initial.device)
+        return self.stream(purpose)
 
     def gradient(self, theta: Tensor) -> Tensor:
         """The gradient of the mean training loss at `theta`: ∇f_i(θ), one pass over all training samples."""

@@ -30,12 +30,20 @@ class Descent:
     drop_last: bool = False  # leave out an epoch's incomplete batch, unless it is the only one
 
 
+def step_count(samples: int, how: Descent) -> int:
+    """The number of steps of one descent."""
+    return how.steps if how.steps is not None else how.epochs * _batches_in_epoch(samples, how)
+
+
+def _batches_in_epoch(samples: int, how: Descent) -> int:
+    size = how.batch or samples
+    return max(1, samples // size) if how.drop_last else -(-samples // size)
+
+
 def batches(samples: int, how: Descent, stream: torch.Generator, device: torch.device) -> Iterator[Tensor | None]:
     """The samples of each step, shuffled anew every epoch; None stands for all of them."""
-    size = how.batch or samples
-    count = max(1, samples // size) if how.drop_last else -(-samples // size)
-    steps = how.steps if how.steps is not None else how.epochs * count
-    for step in range(steps):
+    size, count = how.batch or samples, _batches_in_epoch(samples, how)
+    for step in range(step_count(samples, how)):
         if size >= samples:
             yield None
             continue
@@ -63,14 +71,17 @@ def descend(
     stream: torch.Generator,
     *,
     correction: Correction | None = None,
+    scale: Tensor | None = None,
     part: slice | None = None,
     velocity: Tensor | None = None,
+    each_step: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
 
-    `correction` is added to every gradient: a constant vector, or a function of the present one. `part` restricts the
-    steps to a slice (correction and velocity then have its length); the head alone trains on features that are
-    computed once. `velocity` is the momentum to begin with, updated in place.
+    `correction` is added to every gradient: a constant vector, or a function of the present one. `scale` multiplies
+    the sum, as a learning rate of its own for every entry. `part` restricts the steps to a slice (all these vectors
+    then have its length); the head alone trains on features that are computed once. `velocity` is the momentum to
+    begin with, updated in place. `each_step` is called after every step with the present vector.
     """
     part = part or slice(0, network.size)
     network.vector.copy_(theta)
@@ -85,12 +96,35 @@ def descend(
                 gradient.add_(correction(vector) if callable(correction) else correction)
             if how.weight_decay:
                 gradient.add_(vector, alpha=how.weight_decay)
+            if scale is not None:
+                gradient.mul_(scale)
             for statistic in still:
                 network.gradient[statistic].zero_()
             if how.momentum:
                 velocity = gradient.clone() if velocity is None else velocity.mul_(how.momentum).add_(gradient)
             vector.add_(gradient if velocity is None else velocity, alpha=-how.lr)
+            if each_step is not None:
+                each_step(vector)
     return network.vector.clone()
+
+
+def batch_gradients(
+    network: Network,
+    theta: Callable[[], Tensor],
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    how: Descent,
+    stream: torch.Generator,
+) -> Iterator[Tensor]:
+    """The gradient of each batch of a descent, at whatever `theta()` is when its turn comes: for those who take the
+    steps themselves. It is good until the next one is asked for."""
+    network.module.train()
+    for chosen in batches(len(x), how, stream, x.device):
+        network.vector.copy_(theta())
+        network.gradient.zero_()
+        loss(network(take(x, chosen)), take(y, chosen)).backward()
+        yield network.gradient
 
 
 def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[Callable[[Tensor], Tensor], Tensor]:

@@ -89,6 +89,18 @@ class Network:
             for name, tensor in self.module.state_dict().items()
         }
 
+    def another(self, seed: int) -> Tensor:
+        """The vector that this network begins with under another seed: every layer that can is initialised anew."""
+        before = self.vector.clone()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            for layer in self.module.modules():
+                if callable(reset := getattr(layer, "reset_parameters", None)):
+                    reset()
+        other = self.vector.clone()
+        self.vector.copy_(before)
+        return other
+
     def __call__(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.module(x))
 

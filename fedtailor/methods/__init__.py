@@ -9,16 +9,30 @@ from fedtailor.errors import FedtailorError, unknown, wanted
 from fedtailor.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.local import Local
+from fedtailor.methods.pfedmb import PFedMB
+from fedtailor.methods.pflego import PFLEGO
+from fedtailor.methods.pgfed import PGFed
 
-CATALOGUE: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, FedProx, FedPer, Ditto)}
+METHODS = (Local, FedAvg, FedProx, FedPer, Ditto, PGFed, PFedMB, FedACS, PFLEGO)
+CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
+
+# Methods that are another one with other defaults: the name, and what it stands for.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pgfedmo": ("pgfed", {"beta": 0.5}),
+    "pgfed-ce": ("pgfed", {"efficient": True}),
+}
 
 
 def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
     """The method of this name (or `module:Class`) with these hyper-parameters."""
+    if name in VARIANTS:
+        name, defaults = VARIANTS[name]
+        parameters = {**defaults, **(parameters or {})}
     if ":" in name:
         found = import_object(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):
@@ -29,7 +43,7 @@ def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
     elif name in CATALOGUE:
         kind = CATALOGUE[name]
     else:
-        raise unknown("method", name, CATALOGUE)
+        raise unknown("method", name, [*CATALOGUE, *VARIANTS])
     try:
         return kind(**(parameters or {}))
     except ValidationError as error:

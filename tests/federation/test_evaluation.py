@@ -88,7 +88,9 @@ def test_local_models_are_those_right_after_the_local_work() -> None:
     first = result.rounds[0]["participants"]
     assert set(result.clients[0]["results"]) == {str(client) for client in first}
     for client in first:
-        theta = alone._federation.states.get(client)["theta"]  # one round from the same start is the same work
+        theta = alone._federation.states.get(f"client-{client}")[
+            "theta"
+        ]  # one round from the same start is the same work
         found = result.clients[0]["results"][str(client)]["test"]["accuracy"]
         assert found == pytest.approx(accuracy(alone, theta, client), abs=1e-12)
     seen = {client for record in result.rounds for client in record["participants"]}
@@ -107,7 +109,7 @@ def test_new_clients_get_the_shared_part_and_never_train() -> None:
     assert set(result.per_client) == run.data.new
     assert len(run.data.new) == 2
     for client in run.data.new:
-        assert run.states.get(client) == {}
+        assert run.states.get(f"client-{client}") == {}
         theta = torch.cat([run.server.state["body"], run.server.initial[run.server.head]])
         assert result.per_client[client]["accuracy"] == pytest.approx(accuracy(result, theta, client), abs=1e-12)
 

@@ -195,8 +195,8 @@ def test_a_client_that_fails_is_left_out_and_named(how: str, says: str, engine: 
         result = ft.run(Fragile(how=how), **settings)
     assert [record["failed"] for record in result.rounds] == [[], [2]]
     run = result._federation
-    assert run.states.get(2)["visits"] == 1  # its state is the one before
-    assert run.states.get(1)["visits"] == 2
+    assert run.states.get(f"client-{2}")["visits"] == 1  # its state is the one before
+    assert run.states.get(f"client-{1}")["visits"] == 2
     assert run.server.state["theta"].isfinite().all()
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 import fedtailor as ft
 from fedtailor.engines import Bench, Result, Task
-from fedtailor.methods import CATALOGUE
+from fedtailor.methods import CATALOGUE, VARIANTS, find_method
 from tests.helpers import assert_same, digits, files, final, make_federation, numbers
 
 SMALL: dict[str, Any] = {
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "seed": 3,
 }
 
-every_method = pytest.mark.parametrize("method", CATALOGUE)
+every_method = pytest.mark.parametrize("method", [*CATALOGUE, *VARIANTS])
 
 
 @every_method
@@ -91,7 +91,7 @@ def test_client_state_holds_only_tensors_and_nobody_else_changes_it(method: str)
     absent = [client for client in range(6) if client not in federation.server.participants]
     assert absent
     for client in range(6):
-        state = federation.states.get(client)
+        state = federation.states.get(f"client-{client}")
         assert all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items())
         assert not state or client not in absent
 
@@ -102,12 +102,12 @@ def test_work_leaves_the_message_and_the_old_state_alone(method: str) -> None:
     federation = make_federation(method, **{**SMALL, "participation": "all"})
     federation.round(1)
     before = {name: tensor.clone() for name, tensor in federation.server.state.items()}
-    states = {c: {n: t.clone() for n, t in federation.states.get(c).items()} for c in range(6)}
+    states = {c: {n: t.clone() for n, t in federation.states.get(f"client-{c}").items()} for c in range(6)}
     message = federation.method.send(federation.server, 0)
-    list(federation.engine.run([Task("train", 2, (0,), message, federation.states.get(0))]))
+    list(federation.engine.run([Task("train", 2, (0,), message, federation.states.get(f"client-{0}"))]))
     assert_same(before, federation.server.state)
     for client in range(6):
-        assert_same(states[client], federation.states.get(client))
+        assert_same(states[client], federation.states.get(f"client-{client}"))
 
 
 def _survives(method: str, data: list[Any], **settings: Any) -> ft.RunResult:
@@ -199,8 +199,9 @@ def test_personal_model_is_a_state_dict_of_the_network(method: str) -> None:
 
 @every_method
 def test_every_parameter_is_described(method: str) -> None:
-    kind = CATALOGUE[method]
+    kind = type(find_method(method))
     assert (kind.__doc__ or "").split("\n")[0].endswith((".", ")."))
     assert kind.paper or method == "local"
     assert all(field.description for field in kind.model_fields.values())
+    assert not set(kind.model_fields) & set(ft.Experiment.model_fields)  # one name, one meaning
     json.dumps(kind().model_dump())

@@ -26,14 +26,22 @@ def server(result: ft.RunResult, name: str = "theta") -> torch.Tensor:
 
 
 def state(result: ft.RunResult, client: int) -> dict[str, torch.Tensor]:
-    return result._federation.states.get(client)
+    return result._federation.states.get(f"client-{client}")
 
 
 def test_identical_clients_with_one_full_step_are_central_gradient_descent() -> None:
     """Two identical clients, one full-batch step a round: FedAvg is gradient descent on their common data."""
     ((x, y),) = digits([60])
     result = ft.run(
-        "fedavg", data=[(x, y), (x, y)], model="mlp:16", rounds=5, lr=0.5, batch="full", test=0.0, validation=0.0
+        "fedavg",
+        data=[(x, y), (x, y)],
+        model="mlp:16",
+        rounds=5,
+        epochs=1,
+        lr=0.5,
+        batch="full",
+        test=0.0,
+        validation=0.0,
     )
     run = result._federation
     module = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))

@@ -1,0 +1,80 @@
+"""FedACS: every client begins with a mix of the models most similar to its own."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from fedtailor.method import Client, Message, Method, Replies, Server
+
+
+class FedACS(Method):
+    """Each participant begins with a mix of the clients' last models by their cosine similarity (Chen et al.).
+
+    Only similarities above the p-quantile δ of all of them count (Eq. 4), and only positive ones: with a low p, δ can
+    be negative, and a model that points the other way never helps. Where nothing is above δ (ties at 1), a client keeps
+    its own model. Limits: `server_step=0`, or δ at least every similarity to others, is Local; equal models give their
+    mean, FedAvg with equal weights.
+    """
+
+    name: ClassVar[str] = "fedacs"
+    paper: ClassVar[str] = "Chen, Li, Shen, Personalized Federated Learning with Attention-Based Client Selection"
+
+    quantile: float = Field(0.5, ge=0, le=1, description="quantile of the similarities that is the threshold, p")
+    server_step: float = Field(1.0, ge=0, description="step of the server towards the mix, α_k (Eq. 3; 1 is Eq. 4)")
+
+    def start(self, server: Server) -> None:
+        server.state["S"] = server.initial.new_ones(server.clients, server.clients)  # all begin with the same model
+
+    def broadcast(self, server: Server) -> Message:
+        return {}
+
+    def send(self, server: Server, client: int) -> Message:
+        mixes = server.once("mixes", lambda: self._mix(server))
+        return {"u": mixes[server.participants.index(client)]}
+
+    def _mix(self, server: Server) -> Tensor:
+        """Eq. 4 (Eq. 3 with its step) for all participants: one matrix product, in blocks of clients."""
+        weights = self.weights(server.state["S"], server.participants)
+        weights *= self.server_step
+        for row, client in enumerate(server.participants):
+            weights[row, client] += 1 - self.server_step
+        mixes = server.initial.new_zeros(len(server.participants), len(server.initial))
+        for clients, vectors in server.kept("w"):
+            mixes.addmm_(weights[:, clients], vectors)
+        return mixes
+
+    def weights(self, S: Tensor, clients: list[int]) -> Tensor:
+        """The thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
+        delta = float(np.quantile(S.cpu().numpy(), self.quantile))
+        scores = S[clients]
+        scores = scores.where((scores > delta) & (scores > 0), scores.new_zeros(()))
+        for row, client in enumerate(clients):
+            if not scores[row].any():
+                scores[row, client] = 1.0
+        return scores / scores.sum(1, keepdim=True)
+
+    def train(self, client: Client, message: Message) -> Message:
+        client.state["w"] = client.descend(message["u"])  # Eq. 5
+        return {"w": client.state["w"]}
+
+    def receive(self, server: Server, replies: Replies) -> None:
+        for client, reply in replies.items():
+            server.keep(client, {"w": reply["w"]})
+        changed, S = list(replies), server.state["S"].clone()
+        new = replies.stack("w")
+        new /= new.norm(dim=1, keepdim=True)
+        for clients, vectors in server.kept("w"):  # only rows that changed
+            S[changed, clients.start : clients.stop] = new @ (vectors / vectors.norm(dim=1, keepdim=True)).T
+        S[:, changed] = S[changed].T
+        server.state["S"] = S.fill_diagonal_(1.0)
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        return client.state.get("w", client.initial)
+
+    def central(self, server: Server) -> None:
+        return None
+
+    def observe(self, server: Server) -> Message:
+        return {"S": server.state["S"], "weights": self.weights(server.state["S"], list(range(server.clients)))}

@@ -1,0 +1,81 @@
+"""PFLEGO: exact stochastic gradient descent on a shared body and personal heads."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtailor.method import Client, Message, Method, Replies, Server
+
+ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+
+
+class PFLEGO(Method):
+    """Participants fit their heads, then one joint gradient moves heads and body (Nikoloutsopoulos et al. 2023).
+
+    The first τ−1 steps touch the head alone and run on features that are computed once, so a round costs two passes
+    over the data whatever τ is. θ is the body, W_i the head. Limits: `inner_steps=1` with all clients is gradient
+    descent on the joint loss (Eq. 1); averaged over all sets of participants, an update is the full gradient (Proposition 1).
+
+    The authors' release divides by the samples of the participants where Eq. 4 has those of all clients, and uses Adam
+    at the server, under which that makes no difference: `released_weights`, `optimizer="adam"`.
+    """
+
+    name: ClassVar[str] = "pflego"
+    paper: ClassVar[str] = (
+        "Nikoloutsopoulos et al., Personalized Federated Learning with Exact Distributed Stochastic Gradient Descent "
+        "Updates, ALA 2023"
+    )
+
+    inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
+    head_lr: float = Field(0.1, gt=0, description="learning rate of the first τ−1 steps, β (release: 0.007)")
+    joint_lr: float = Field(0.3, gt=0, description="learning rate of the joint step, ρ (release: 0.003, with Adam)")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the server's optimiser: Eq. 4, or the release's Adam")
+    released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
+    head_start: Literal["network", "uniform"] = Field(
+        "network", description="a head's first values: the network's, or uniform in [0, 1) as in the release"
+    )
+
+    def start(self, server: Server) -> None:
+        server.state["body"] = server.initial[server.body]
+
+    def broadcast(self, server: Server) -> Message:
+        return {"body": server.state["body"]}
+
+    def train(self, client: Client, message: Message) -> Message:
+        theta = self.personal(client, message)
+        if self.inner_steps > 1:  # W_i ← W_i − β ∇ℓ_i, on cached features
+            plain = {"momentum": 0.0, "weight_decay": 0.0, "batch": None}
+            theta = client.descend(theta, part=client.head, steps=self.inner_steps - 1, lr=self.head_lr, **plain)  # type: ignore[arg-type]
+        gradient = client.gradient(theta)
+        client.state["head"] = (
+            theta[client.head] - self.joint_lr / client.participation * gradient[client.head]
+        )  # Eq. 3
+        return {"gradient": gradient[client.body]}
+
+    def receive(self, server: Server, replies: Replies) -> None:
+        total = replies.samples.sum() if self.released_weights else server.samples.sum()
+        weights = replies.samples.to(server.initial) / total
+        gradient = server.clients / server.per_round * (weights @ replies.stack("gradient"))
+        server.state["body"] = server.state["body"] - self.joint_lr * self._direction(server, gradient)  # Eq. 4
+
+    def _direction(self, server: Server, gradient: Tensor) -> Tensor:
+        """The gradient itself, or Adam's step."""
+        if self.optimizer == "sgd":
+            return gradient
+        step = server.state.get("step", gradient.new_zeros(())) + 1
+        mean = server.state.get("mean", torch.zeros_like(gradient)).lerp(gradient, 1 - ADAM["beta1"])
+        square = server.state.get("square", torch.zeros_like(gradient)).lerp(gradient**2, 1 - ADAM["beta2"])
+        server.state |= {"step": step, "mean": mean, "square": square}
+        unbiased = (square / (1 - ADAM["beta2"] ** step)).sqrt() + ADAM["eps"]
+        return mean / (1 - ADAM["beta1"] ** step) / unbiased
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        head = client.state.get("head")
+        if head is None:
+            head = client.initial[client.head]
+            if self.head_start == "uniform":
+                stream = client.stream("head", every_round=False)
+                head = torch.rand(len(head), generator=stream, dtype=head.dtype, device="cpu").to(head.device)
+        return torch.cat([message["body"], head])
