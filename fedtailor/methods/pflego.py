@@ -15,8 +15,10 @@ class PFLEGO(Method):
     """Participants fit their heads, then one joint gradient moves heads and body (Nikoloutsopoulos et al. 2023).
 
     The first τ−1 steps touch the head alone and run on features that are computed once, so a round costs two passes
-    over the data whatever τ is. θ is the body, W_i the head. Limits: `inner_steps=1` with all clients is gradient
-    descent on the joint loss (Eq. 1); averaged over all sets of participants, an update is the full gradient (Proposition 1).
+    over the data whatever τ is. θ is the body, W_i the head.
+
+    Limits: `inner_steps=1` with all clients is a step of gradient descent on all heads and the body; averaged over all
+    sets of participants, an update is the full one (Proposition 1).
 
     The authors' release divides by the samples of the participants where Eq. 4 has those of all clients, and uses Adam
     at the server, under which that makes no difference: `released_weights`, `optimizer="adam"`.
