@@ -14,6 +14,7 @@ from fedtailor.engines import Bench
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment, make_experiment, write_toml
 from fedtailor.federation.evaluation import chosen_round
+from fedtailor.federation.observations import Observations
 from fedtailor.federation.record import Record, RunDirectory
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import Objects, federation, look_into, prepare, reopen
@@ -72,6 +73,12 @@ class RunResult:
     @cached_property
     def _federation(self) -> Federation:
         return self._opened()
+
+    def observed(self, round: int) -> dict[str, Tensor]:
+        """What the method showed of its inner life in a round (PGFed's A, pFedMB's α, …), if it was recorded."""
+        if self.path is not None:
+            return Observations(self.path / "observed", 0).get(round)
+        return self._federation.observations.get(round)
 
     def personal(self, client: int | str) -> dict[str, Tensor]:
         """The state dict of the model that a client (by number or name) predicts with after the last round."""

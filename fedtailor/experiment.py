@@ -97,6 +97,8 @@ class Experiment(_Strict):
     engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
     workers: int | None = Field(None, ge=1, description="worker processes [as many as cores]")
     states: Literal["memory", "disk"] = Field("memory", description="where the clients' states live during the run")
+    observe_every: int = Field(1, ge=1, description="rounds from record to record of what the method shows of itself")
+    observe_limit: float = Field(64.0, ge=0, description="MB that these records may take altogether")
     checkpoint_every: int = Field(10, ge=1, description="rounds from checkpoint to checkpoint")
 
     @field_validator("participation", mode="before")

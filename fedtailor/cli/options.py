@@ -25,7 +25,9 @@ GROUPS = {
     "Model": ("model", "head", "loss"),
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
-    "Execution": ("device", "engine", "workers", "states", "checkpoint_every", "on_failure"),
+    "Execution": (
+        *("device", "engine", "workers", "states", "checkpoint_every", "observe_every", "observe_limit", "on_failure"),
+    ),
 }
 SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}
 

@@ -4,6 +4,7 @@ experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 partition.json     every client's name and its training, validation and test samples by class
 rounds.jsonl       one object a round: figures, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
+observed/          what the method shows of itself, by round, if it shows anything
 checkpoint/        what to resume from
 lock               held by the process that runs here
 result.json        the outcome, once the run is finished

@@ -18,6 +18,7 @@ from fedtailor.engines import Bench, Engine, Result, Task
 from fedtailor.errors import FedtailorError, brief
 from fedtailor.experiment import Experiment
 from fedtailor.federation.evaluation import Evaluator, summary
+from fedtailor.federation.observations import Observations
 from fedtailor.federation.participation import Participation
 from fedtailor.federation.record import Record, RunDirectory, plain
 from fedtailor.federation.states import States, of_client
@@ -43,6 +44,7 @@ class Federation:
     bench: Bench
     engine: Engine
     evaluator: Evaluator
+    observations: Observations
     directory: RunDirectory | None = None
     rounds: list[Record] = field(default_factory=list)  # what was recorded of each round
     clients: list[Record] = field(default_factory=list)  # and of each client in it
@@ -63,6 +65,7 @@ class Federation:
             self.start()
         self.rounds, self.clients = self.directory.cut(self.server.round)
         self.evaluator.remember(self.clients)
+        self.observations.cut(self.server.round)
 
     def close(self) -> None:
         """End the workers, and leave the run directory to others."""
@@ -103,6 +106,9 @@ class Federation:
         if self.evaluator.due(number, self.experiment.rounds):
             with self._at_the_server("evaluation"):
                 measured = self.evaluator.evaluate(self.server, results.values())
+        if number % self.experiment.observe_every == 0:
+            with self._at_the_server("observe"):
+                self.observations.put(number, self.method.observe(self.server))
         down = {client: message_bytes(message) for client, message in messages.items()}
         up = {client: message_bytes(result.reply) for client, result in results.items()}
         figures: Record = {

@@ -15,6 +15,7 @@ from fedtailor.engines import Bench, make_engine
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.federation.evaluation import Evaluator
+from fedtailor.federation.observations import Observations
 from fedtailor.federation.participation import Participation
 from fedtailor.federation.record import RunDirectory
 from fedtailor.federation.rounds import Federation
@@ -127,7 +128,8 @@ def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | N
         test_samples=(bounds[:, 3] - bounds[:, 2]).tolist(),
         held_out_samples=(bounds[:, 3] - bounds[:, 1]).tolist(),
     )
-    return Federation(experiment, bench.method, data, server, states, bench, engine, evaluator, directory)
+    observations = Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6))
+    return Federation(experiment, bench.method, data, server, states, bench, engine, evaluator, observations, directory)
 
 
 def deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
