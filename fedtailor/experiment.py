@@ -53,6 +53,9 @@ class Experiment(_Strict):
     client_column: str | None = Field(None, description="the client column of a CSV file")
     picture_size: int | None = Field(None, ge=1, description="resize the pictures of a folder to this square")
     pixels: Literal["unit", "signed"] = Field("unit", description="pixels in [0, 1] or in [-1, 1]")
+    labels: Literal["shared", "own"] = Field(
+        "shared", description="one set of classes for all, or each client's own, numbered from 0"
+    )
     clients: int | None = Field(None, ge=1, description="number of clients [20, or as many as the data names]")
     partition: str | None = Field(
         None,

@@ -117,6 +117,7 @@ class Method(BaseModel):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    personal_head: ClassVar[bool] = False  # where labels are each client's own, its head has only its own outputs
 
     def start(self, server: Server) -> None:
         """Put the server's first state in place, before round 1."""

@@ -14,7 +14,7 @@ from fedtailor.experiment import Evaluation, Experiment
 
 DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
-    "new_clients", "pixels", "label_column", "client_column", "picture_size",
+    "new_clients", "pixels", "labels", "label_column", "client_column", "picture_size",
 )  # fmt: skip
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",

@@ -32,6 +32,7 @@ class FederatedData:
     classes: tuple[str, ...]  # () for regression
     names: tuple[str, ...]  # of the clients
     new: frozenset[int] = frozenset()  # clients held out from training
+    own_classes: tuple[int, ...] = ()  # how many classes each client has, where the labels are each client's own
 
     @property
     def clients(self) -> int:
@@ -99,9 +100,12 @@ def federate(
     max_train: int | None = None,
     new_clients: int = 0,
     pixels: Literal["unit", "signed"] = "unit",
+    labels: Literal["shared", "own"] = "shared",
     dtype: torch.dtype = torch.float32,
 ) -> FederatedData:
     """Deal a data set to clients (20, or the natural ones, unless said) and split each client's samples.
+
+    `labels="own"` numbers each client's classes 0, 1, … anew: client 3's class 0 is then another than client 4's.
 
     `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
     `split="official"` keeps it, and takes `validation` off the training part where the authors have none.
@@ -121,7 +125,7 @@ def federate(
         client = _thin(client, side, len(names), max_train, seed)
     bounds, order = _layout(client, side, names, dataset.name)
     new = numpy_stream(seed, "partition", "new").permutation(len(names))[:new_clients]
-    return FederatedData(
+    dealt = FederatedData(
         name=dataset.name,
         x=_prepare(dataset.x[order], pixels, dtype),
         y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
@@ -130,6 +134,18 @@ def federate(
         names=names,
         new=frozenset(new.tolist()),
     )
+    return _own_labels(dealt) if labels == "own" else dealt
+
+
+def _own_labels(data: FederatedData) -> FederatedData:
+    """The same samples with each client's classes numbered from 0, in their order."""
+    if not data.classes:
+        raise FedtailorError("Labels of the clients' own need classes: these targets are numbers.")
+    y, own = data.y.clone(), []
+    for start, _, _, end in data.bounds.tolist():
+        present, y[start:end] = torch.unique(data.y[start:end], return_inverse=True)
+        own.append(len(present))
+    return replace(data, y=y, classes=tuple(map(str, range(max(own)))), own_classes=tuple(own))
 
 
 def _check_options(

@@ -84,11 +84,21 @@ class Bench:
             self.data.validation(number),
             self.network,
             self.initial,
-            self.loss,
+            self.loss_of(number),
             self.how,
             self.keep_momentum,
             self.participation,
         )
+
+    def outputs_of(self, number: int) -> int | None:
+        """The number of outputs that count for a client: K_i where it has labels and a head of its own. The others of
+        the common network then take part in nothing, as if they were not there."""
+        return self.data.own_classes[number] if self.method.personal_head and self.data.own_classes else None
+
+    def loss_of(self, number: int) -> Loss:
+        if (own := self.outputs_of(number)) is None:
+            return self.loss
+        return lambda outputs, targets: self.loss(outputs[:, :own], targets)
 
     def do(self, task: Task) -> Result:
         """Do one task. Whatever goes wrong in it is said in the result: one client's failure is not the run's."""
@@ -143,6 +153,7 @@ class Bench:
         scores = outputs(self.network, theta, x)
         for number, piece in zip(clients, scores.split(lengths), strict=True):
             validation, test = self.data.validation(number)[1], self.data.test(number)[1]
+            piece = piece[:, : self.outputs_of(number)] if piece.dim() == 2 else piece
             yield {
                 "validation": measure(piece[: len(validation)], validation, self.loss),
                 "test": measure(piece[len(validation) :], test, self.loss),

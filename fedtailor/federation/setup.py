@@ -161,6 +161,7 @@ def _deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None) ->
         max_train=experiment.max_train,
         new_clients=experiment.new_clients,
         pixels=experiment.pixels,
+        labels=experiment.labels,
         dtype=getattr(torch, experiment.dtype),
     )
 

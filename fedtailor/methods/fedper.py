@@ -16,6 +16,7 @@ class FedPer(Method):
 
     name: ClassVar[str] = "fedper"
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv:1912.00818, 2019"
+    personal_head: ClassVar[bool] = True
 
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]

@@ -29,6 +29,7 @@ class PFLEGO(Method):
         "Nikoloutsopoulos et al., Personalized Federated Learning with Exact Distributed Stochastic Gradient Descent "
         "Updates, ALA 2023"
     )
+    personal_head: ClassVar[bool] = True
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
     head_lr: float = Field(0.1, gt=0, description="learning rate of the first τ−1 steps, β (release: 0.007)")

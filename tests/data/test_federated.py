@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.data import Dataset, FederatedData, federate
+from fedtailor.data import Dataset, FederatedData, federate, load
 from fedtailor.errors import FedtailorError
 
 from .files import toy
@@ -219,3 +219,16 @@ def test_fingerprint_tells_data_apart() -> None:
     assert first == same != other
     brighter = dataclasses.replace(data, x=data.x.index_fill(0, torch.tensor([3]), 9))
     assert federate(brighter, partition="iid", clients=2).fingerprint() != first
+
+
+def test_own_labels_number_each_clients_classes_from_zero() -> None:
+    data = load("digits")
+    shared = federate(data, partition="classes:3", clients=8, seed=1)
+    own = federate(data, partition="classes:3", clients=8, seed=1, labels="own")
+    assert torch.equal(own.x, shared.x)
+    assert own.own_classes == (3,) * 8
+    assert own.classes == ("0", "1", "2")
+    for client in range(8):
+        start, _, _, end = own.bounds[client].tolist()
+        names = shared.y[start:end].unique()
+        assert torch.equal(names[own.y[start:end]], shared.y[start:end])
