@@ -124,7 +124,7 @@ class RunResult:
 def run(
     method: str | Method = "fedavg",
     *,
-    data: str | Dataset | Sequence[Any] = "digits",
+    data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     out: str | Path | None = None,
@@ -143,12 +143,15 @@ def run(
     names: dict[str, Any] = {}
     if isinstance(method, Method):
         objects.method = method
-        names |= {"method": object_name(type(method)), "parameters": method.model_dump()}
-        if CATALOGUE.get(method.name) is type(method):
-            names["method"] = method.name
+        names |= {"method": _method_name(method), "parameters": _written(method)}
     else:
         names["method"] = method
+    data = str(data) if isinstance(data, Path) else data
     for name, value in (("data", data), ("model", model), ("loss", loss)):
+        if value is None or isinstance(value, (int, float)):
+            raise FedtailorError(
+                f"{name}={value!r} is not understood: give a name or an object (see help(fedtailor.run))."
+            )
         if not isinstance(value, str):
             setattr(objects, name, value)
         names[name] = value if isinstance(value, str) else object_name(value)
@@ -177,8 +180,8 @@ def run_prepared(
 ) -> RunResult:
     """Run an experiment whose data and network are in place."""
     with isolated():
-        experiment = experiment.model_copy(update={"parameters": bench.method.model_dump()})  # the defaults too
-        directory = RunDirectory.create(out, experiment, bench.data) if out else None
+        experiment = experiment.model_copy(update={"parameters": _written(bench.method)})  # the defaults too
+        directory = RunDirectory.create(out, experiment, bench.data, bench.fingerprint()) if out else None
         with closing(federation(experiment, bench, directory)) as new:
             new.start()
             return _finish(new, on_round, on_start)
@@ -245,6 +248,11 @@ def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Feder
     return result
 
 
+def _method_name(method: Method) -> str:
+    """The name under which a method object is found again."""
+    return method.name if CATALOGUE.get(method.name) is type(method) else object_name(type(method))
+
+
 def _with_parameters(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the method's own parameters, which may stand among them, in their section."""
     own = {
@@ -257,11 +265,26 @@ def _with_parameters(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "parameters": parameters} if parameters else rest
 
 
+def _written(method: Method) -> dict[str, Any]:
+    """A method's parameters as an experiment file holds them; refuses what would come back as something else."""
+    parameters = method.model_dump(exclude_none=True)
+    if type(method)(**parameters) != method or any(isinstance(value, dict) for value in parameters.values()):
+        raise FedtailorError(f"The parameters of {type(method).__name__} cannot be written to an experiment file.")
+    return parameters
+
+
 def _check_objects(experiment: Experiment, objects: Objects) -> None:
-    """A run that was given objects needs them again."""
+    """A run that was given objects needs them again, and the same ones as far as that can be seen."""
     for name in ("method", "data", "model", "loss"):
-        recorded = str(getattr(experiment, name))
-        if recorded.startswith(("object:", "__main__:")) and getattr(objects, name) is None:
+        recorded, given = str(getattr(experiment, name)), getattr(objects, name)
+        if isinstance(given, Method):
+            if _method_name(given) != recorded or _written(given) != experiment.parameters:
+                raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
+        elif given is not None and name in ("model", "loss") and object_name(given) != recorded:
+            raise FedtailorError(f"This is not the run's {name}: that is {recorded}.")
+        elif given is not None and name == "data" and not recorded.startswith("object:"):
+            raise FedtailorError(f"The run's data have a name ({recorded}): leave data= out.")
+        if recorded.startswith(("object:", "__main__:")) and given is None:
             raise FedtailorError(f"This run got its {name} as a Python object ({recorded}): pass {name}= to resume it.")
 
 

@@ -117,7 +117,7 @@ class Experiment(_Strict):
     @field_validator("batch", mode="before")
     @classmethod
     def _batch(cls, value: Any) -> Any:
-        if value != "full" and not (str(value).isdigit() and int(value) >= 1):
+        if value != "full" and not (str(value).isdecimal() and int(value) >= 1):
             raise ValueError("a whole number of at least 1, or full")
         return value if value == "full" else int(value)
 

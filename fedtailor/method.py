@@ -24,7 +24,8 @@ __all__ = ["Client", "Message", "Method", "Replies", "Server", "State", "message
 class Server:
     """The server's side: named tensors, and what it knows of the federation without asking.
 
-    `initial` is the network's first vector, `body`, `head` and `layers` its slices, `samples` the number of training
+    `initial` is the network's first vector, `body`, `head` and `layers` its slices, `statistics` those that hold
+    buffers and no parameters, `samples` the number of training
     samples that each client declared when it joined, `per_round` how many take part in a round on average,
     `participants` who was called this round.
     """
@@ -35,6 +36,7 @@ class Server:
     layers: dict[str, slice]
     samples: Tensor
     per_round: float
+    statistics: list[slice] = field(default_factory=list)
     state: State = field(default_factory=dict)
     round: int = 0
     participants: list[int] = field(default_factory=list)
@@ -48,15 +50,23 @@ class Server:
         """The number of clients in the federation, N."""
         return len(self.samples)
 
-    def begin(self, participants: list[int], random: torch.Generator) -> None:
+    def begin(self, round: int, participants: list[int], random: torch.Generator) -> None:
         """A new round with these participants and this random stream."""
-        self.participants, self.random, self._once = participants, random, {}
+        self.round, self.participants, self.random, self._once = round, participants, random, {}
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Something that is the same for all participants of a round, computed for the first of them."""
         if name not in self._once:
             self._once[name] = compute()
         return self._once[name]
+
+    def parameters_of(self, rows: Tensor) -> Tensor:
+        """Vectors with zeros for what is no parameter, for lengths and angles between models."""
+        if self.statistics:
+            rows = rows.clone()
+            for place in self.statistics:
+                rows[..., place] = 0
+        return rows
 
     def another_initial(self, number: int) -> Tensor:
         """A first vector of the network as another seed would have made it; number 0 is `initial` itself."""
@@ -66,7 +76,7 @@ class Server:
     def keep(self, client: int, state: State) -> None:
         """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""
         assert self.store is not None
-        self.store.put(f"server-{client}", state, self.round + 1)
+        self.store.put(f"server-{client}", state, self.round)
 
     def kept(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """What is kept of every client under this name, as the rows of a matrix in blocks: the clients of a block and
@@ -101,9 +111,10 @@ class Replies(dict[int, Message]):
     def mean(self, name: str, weights: Tensor | None = None) -> Tensor:
         """The mean of one tensor over the replies, weighted by n_i / Σ n of those who replied, or as given."""
         rows = self.stack(name)
+        rows = rows if rows.is_floating_point() else rows.double()
         weights = self.samples if weights is None else weights
         weights = weights.to(rows) / weights.sum().to(rows)
-        return (weights @ rows.flatten(1)).view(rows.shape[1:])
+        return (weights @ rows.reshape(len(rows), rows[0].numel())).view(rows.shape[1:])
 
 
 class Method(BaseModel):

@@ -56,7 +56,7 @@ class RoundProgress:
 
     def start(self, run: "Federation") -> None:
         self.bytes = sum(record["bytes_up"] + record["bytes_down"] for record in run.rounds)
-        self.progress.update(self.task, total=run.experiment.rounds, completed=run.server.round, figures="")
+        self.progress.update(self.task, total=run.experiment.rounds, completed=run.finished, figures="")
 
     def round(self, record: "Record") -> None:
         self.bytes += record["bytes_up"] + record["bytes_down"]

@@ -119,12 +119,12 @@ def federate(
         raise FedtailorError(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
+    client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
     side = parts if official else _random_sides(client, len(names), test, validation, seed)
     client, side = client[units], side[units]
     if max_train is not None:
         client = _thin(client, side, len(names), max_train, seed)
     bounds, order = _layout(client, side, names, dataset.name)
-    new = numpy_stream(seed, "partition", "new").permutation(len(names))[:new_clients]
     dealt = FederatedData(
         name=dataset.name,
         x=_prepare(dataset.x[order], pixels, dtype),
@@ -132,9 +132,20 @@ def federate(
         bounds=bounds,
         classes=dataset.classes,
         names=names,
-        new=frozenset(new.tolist()),
+        new=frozenset(range(len(names) - new_clients, len(names))),
     )
     return _own_labels(dealt) if labels == "own" else dealt
+
+
+def _new_last(
+    client: Ints, names: tuple[str, ...], new_clients: int, seed: int, renumbered: bool
+) -> tuple[Ints, tuple[str, ...]]:
+    """Choose the new clients at random and put them behind the others, so that the training clients are 0, 1, …"""
+    new = set(numpy_stream(seed, "partition", "new").permutation(len(names))[:new_clients].tolist())
+    order = [c for c in range(len(names)) if c not in new] + sorted(new)
+    position = np.full(len(names) + 1, -1, dtype=np.int64)  # the last entry serves -1: dealt to nobody
+    position[order] = np.arange(len(names))
+    return position[client], names if renumbered else tuple(names[c] for c in order)
 
 
 def _own_labels(data: FederatedData) -> FederatedData:

@@ -36,6 +36,7 @@ def make_engine(name: str, bench: Bench, workers: int | None) -> Engine:
     if name == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
     count = workers or cores()
-    if name == "processes" or (name == "auto" and count > 1 and can_fork and on_cpu):
+    may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
+    if name == "processes" or (name == "auto" and count > 1 and may_fork):
         return Processes(bench, count)
     return InProcess(bench)

@@ -1,8 +1,11 @@
 """The engine that does all work in this process, one client after the other: the reference for all others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from fedtailor.engines.work import Bench, Result, Task, copied
+from fedtailor.learning.client import State
 
 
 class InProcess:
@@ -16,8 +19,8 @@ class InProcess:
     def run(self, tasks: Sequence[Task]) -> Iterator[Result]:
         """The results of the tasks, as they come."""
         for task in tasks:
-            task.message, task.state = copied(task.message), copied(task.state)
-            result = self.bench.do(task)
+            state: Callable[[], State] = partial(dict, copied(task.state()))
+            result = self.bench.do(replace(task, message=copied(task.message), state=state))
             result.reply, result.state = copied(result.reply), copied(result.state)
             yield result
 

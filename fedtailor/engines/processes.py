@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,7 @@ import torch
 
 from fedtailor.engines.shared_memory import Sheet
 from fedtailor.engines.work import Bench, Result, Task, copied
+from fedtailor.errors import FedtailorError
 
 SHEET = 4 << 30  # bytes of address space a worker shares each way; memory is taken only as tensors fill it
 ATTEMPTS = 3  # how often a client's work is begun again after its worker died
@@ -43,7 +45,7 @@ class Worker:
 
     def begin(self, task: Task) -> None:
         message, room = self.inbox.write(task.message)
-        state, _ = self.inbox.write(task.state, room)
+        state, _ = self.inbox.write(task.state(), room)
         self.pipe.send((task.kind, task.round, task.clients, message, state))
 
     def finish(self) -> Result:
@@ -65,23 +67,26 @@ class Processes:
     def __init__(self, bench: Bench, workers: int) -> None:
         self.bench = bench
         self.workers = workers
+        self._all: list[Worker] = []
         self._idle: list[Worker] = []
         self._busy: dict[Connection, tuple[Worker, Task]] = {}
-        for _ in range(workers):
-            self._hire()
-
-    def _replace(self, worker: Worker) -> None:
-        worker.end()
         self._hire()
 
     def _hire(self) -> None:
-        others = [*self._idle, *(worker for worker, _ in self._busy.values())]
-        self._idle.append(Worker(self.bench, others))
+        """Fork workers until there are as many as there should be."""
+        while len(self._all) < self.workers:
+            self._all.append(Worker(self.bench, self._all))
+            self._idle.append(self._all[-1])
+
+    def _dismiss(self, worker: Worker) -> None:
+        self._all.remove(worker)
+        worker.end()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Result]:
         """The results of the tasks, in the order in which they are done."""
         waiting = deque(sorted(tasks, key=self._size, reverse=True))
         deaths: Counter[tuple[int, ...]] = Counter()
+        self._hire()
         try:
             while waiting or self._busy:
                 while waiting and self._idle:
@@ -92,7 +97,8 @@ class Processes:
                     try:
                         result = worker.finish()
                     except (EOFError, OSError):
-                        self._replace(worker)
+                        self._dismiss(worker)
+                        self._hire()
                         deaths[task.clients] += 1
                         if deaths[task.clients] < ATTEMPTS:
                             waiting.appendleft(task)
@@ -103,7 +109,7 @@ class Processes:
                     yield result
         finally:  # nobody waits for the rest: let no worker go on with it
             for worker, _ in self._busy.values():
-                self._replace(worker)
+                self._dismiss(worker)
             self._busy = {}
 
     def _give(self, task: Task) -> None:
@@ -111,7 +117,8 @@ class Processes:
         try:
             worker.begin(task)
         except (BrokenPipeError, ConnectionError):  # it died while it was idle
-            self._replace(worker)
+            self._dismiss(worker)
+            self._hire()
             self._give(task)
         else:
             self._busy[worker.pipe] = (worker, task)
@@ -123,9 +130,9 @@ class Processes:
 
     def close(self) -> None:
         """End all workers."""
-        for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
+        for worker in self._all:
             worker.end()
-        self._idle, self._busy = [], {}
+        self._all, self._idle, self._busy = [], [], {}
 
 
 def _work(
@@ -143,9 +150,12 @@ def _work(
             kind, round, clients, message, state = pipe.recv()
         except EOFError:
             return
-        result = bench.do(Task(kind, round, clients, inbox.read(message), inbox.read(state)))
-        reply, room = outbox.write(result.reply)
-        state, _ = outbox.write(result.state, room)
+        result = bench.do(Task(kind, round, clients, inbox.read(message), partial(dict, inbox.read(state))))
+        try:
+            reply, room = outbox.write(result.reply)
+            state, _ = outbox.write(result.state, room)
+        except FedtailorError as error:  # more than fits
+            result, reply, state = Result(clients, error=str(error).rstrip(".")), [], []
         result.reply, result.state = {}, {}
         pipe.send((result, reply, state))
 

@@ -10,6 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
+from fedtailor.errors import FedtailorError
 from fedtailor.learning.client import Message, State
 
 ALIGNMENT = 64  # bytes: what PyTorch's own allocator gives, so that kernels compute alike on either side
@@ -34,7 +35,10 @@ class Sheet:
         layout: Layout = []
         for name, tensor in tensors.items():
             if offset + tensor.nbytes > len(self.bytes):
-                raise MemoryError(f"the tensors are larger than the {len(self.bytes)} bytes that a worker shares")
+                raise FedtailorError(
+                    f"Messages and states of more than {len(self.bytes) / 1e9:.3g} GB do not fit what a worker shares: "
+                    "use --engine in-process."
+                )
             layout.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset))
             self._view(layout[-1]).copy_(tensor.detach())
             offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT

@@ -7,9 +7,10 @@ engine may carry them anywhere.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from fedtailor.learning.descent import Descent, Loss
 from fedtailor.learning.metrics import Metrics, measure, outputs
 from fedtailor.learning.network import Network
 from fedtailor.method import Method
+from fedtailor.streams import seed_network, torch_seed
 
 Measured = dict[str, Metrics]  # "test" and "validation"
 
@@ -33,7 +35,7 @@ class Task:
     round: int
     clients: tuple[int, ...]
     message: Message
-    state: State = field(default_factory=dict)
+    state: Callable[[], State] = dict  # loaded when the task's turn comes
 
 
 @dataclass
@@ -49,14 +51,23 @@ class Result:
     error: str = ""
 
 
-class _Watched(dict[str, Tensor]):
+class _Watched(Mapping[str, Tensor]):
     """A message that knows whether it was read: a model that did not need it stays as it was evaluated before."""
 
-    read = False
+    def __init__(self, message: Message) -> None:
+        self._message, self.read = message, False
 
     def __getitem__(self, name: str) -> Tensor:
         self.read = True
-        return super().__getitem__(name)
+        return self._message[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read = True
+        return iter(self._message)
+
+    def __len__(self) -> int:
+        self.read = True
+        return len(self._message)
 
 
 @dataclass
@@ -73,6 +84,10 @@ class Bench:
     fine_tune: int
     seed: int
     participation: float = 1.0
+
+    def fingerprint(self) -> str:
+        """A checksum of the vector that training begins with."""
+        return f"{crc32(self.initial.cpu().numpy().data):08x}"
 
     def client(self, number: int, round: int, state: State) -> Client:
         return Client(
@@ -103,6 +118,11 @@ class Bench:
     def do(self, task: Task) -> Result:
         """Do one task. Whatever goes wrong in it is said in the result: one client's failure is not the run's."""
         begin = time.perf_counter()
+        self.network.reset_constants()
+        round = (
+            task.round if task.kind.startswith("train") else 0
+        )  # an unchanged model is evaluated alike in all rounds
+        seed_network(torch_seed(self.seed, task.kind, round, task.clients[0]), self.initial.device)
         try:
             result = self._evaluate_shared(task) if task.kind == "evaluate shared" else self._visit(task)
         except Exception as error:  # a method's or a network's own fault, of any kind
@@ -111,7 +131,7 @@ class Bench:
         return result
 
     def _visit(self, task: Task) -> Result:
-        client = self.client(task.clients[0], task.round, task.state)
+        client = self.client(task.clients[0], task.round, task.state())
         message = _Watched(task.message)
         if task.kind in ("train", "train and evaluate"):
             reply = dict(self.method.train(client, message))
@@ -160,11 +180,17 @@ class Bench:
             }
 
 
+def check_tensors(what: str, tensors: Message) -> None:
+    """Messages and states hold named tensors, and nothing else."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"{what} holds {name!r}, a {type(tensor).__name__}; messages and states are named tensors")
+
+
 def _check(what: str, tensors: Message) -> None:
     """Only named, finite tensors may leave a client."""
+    check_tensors(what, tensors)
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{what} holds {name!r}, a {type(tensor).__name__}; messages and state are tensors only")
         if (
             tensor.is_floating_point()
             and not math.isfinite(float(tensor.detach().sum()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ class Evaluator:
     known: dict[int, tuple[int | None, Measured]] = field(default_factory=dict)
 
     def due(self, round: int, last: int) -> bool:
-        return round % self.protocol.every == 0 or round == last
+        """Whether this round is evaluated. Local models always are: they are gone after the round."""
+        return self.protocol.model == "local" or round % self.protocol.every == 0 or round == last
 
     def evaluate(self, server: Server, trained: Iterable[Result]) -> dict[int, Measured]:
         """The round's measurements by client."""
@@ -58,7 +60,7 @@ class Evaluator:
         """Take up what a resumed run had recorded: a participant's local model is measured only once."""
         if self.protocol.model == "local":
             for record in clients:
-                self.known |= {int(client): (None, measured) for client, measured in record["results"].items()}
+                self.known |= {int(client): (None, _as_measured(m)) for client, m in record["results"].items()}
 
     def _tasks(self, server: Server, chosen: list[int]) -> Iterator[Task]:
         if self.protocol.model == "global":
@@ -73,7 +75,7 @@ class Evaluator:
             return
         for client in chosen:
             if client not in self.known or self.known[client][0] != self.states.versions.get(of_client(client)):
-                yield Task("evaluate", server.round, (client,), message, self.states.get(of_client(client)))
+                yield Task("evaluate", server.round, (client,), message, partial(self.states.get, of_client(client)))
 
     def _groups(self, chosen: list[int]) -> Iterator[tuple[int, ...]]:
         """Neighbouring clients, as many as fill one pass; one by one where each fine-tunes the model first."""
@@ -85,6 +87,16 @@ class Evaluator:
                 group = []
         if group:
             yield tuple(group)
+
+
+def _as_measured(recorded: Measured) -> Measured:
+    """What was measured, from its record: a loss that was no finite number is null there."""
+    return {
+        split: {**metrics, "loss": float("nan")}
+        if metrics["loss"] is None and metrics["accuracy"] is not None
+        else metrics
+        for split, metrics in recorded.items()
+    }
 
 
 def summary(measured: dict[int, Measured], average: str, test_samples: list[int]) -> dict[str, Any]:
@@ -115,7 +127,7 @@ def summary(measured: dict[int, Measured], average: str, test_samples: list[int]
 def chosen_round(rounds: list[dict[str, Any]], choose: str) -> dict[str, Any] | None:
     """The round whose figures are the result. Best is by accuracy, or by loss where there is no accuracy; the first
     of equals."""
-    evaluated = [record for record in rounds if record.get("loss") is not None]
+    evaluated = [record for record in rounds if record.get("evaluated")]
     if not evaluated:
         return None
     if choose == "last-10":

@@ -28,6 +28,7 @@ except ImportError:  # not on this system: two processes in one run directory ar
     fcntl = None  # type: ignore[assignment]
 
 Record = dict[str, Any]
+_OPEN: set[Path] = set()  # directories in which this process is writing: its own lock would not stop it
 
 
 class RunDirectory:
@@ -38,14 +39,14 @@ class RunDirectory:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, data: FederatedData) -> "RunDirectory":
+    def create(cls, path: Path, experiment: Experiment, data: FederatedData, network: str) -> "RunDirectory":
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FedtailorError(f"The run directory {path} cannot be made: {error.strerror}.") from None
         run = cls(path)
-        write_atomically(path / "partition.json", json.dumps(plain(describe(data))) + "\n")
+        write_atomically(path / "partition.json", json.dumps(plain({**describe(data), "network": network})) + "\n")
         write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
         run.lock()
         return run
@@ -65,16 +66,30 @@ class RunDirectory:
     def partition(self) -> Record:
         return _json(self.path / "partition.json")
 
-    def check(self, data: FederatedData) -> None:
-        """Refuse to go on with other data."""
-        if self.partition() != plain(describe(data)):
+    def check(self, data: FederatedData, network: str) -> None:
+        """Refuse to go on with other data, or from another first vector (`network` is its checksum)."""
+        recorded = self.partition()
+        if recorded.pop("network", None) != network:
+            raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
+        if recorded != plain(describe(data)):
             raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
+
+    def sync(self) -> None:
+        """Have the system write the records to the disk itself."""
+        for name in ("rounds", "clients"):
+            if (path := self.path / f"{name}.jsonl").exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def cut(self, round: int) -> tuple[list[Record], list[Record]]:
         """Forget the records behind this round, as they will be made again; the ones that stay."""
         kept = []
         for name, records in (("rounds", self.rounds()), ("clients", self.clients())):
             kept.append([record for record in records if record["round"] <= round])
+            if [record["round"] for record in kept[-1]] != list(range(1, round + 1)):
+                raise FedtailorError(
+                    f"{self.path}/{name}.jsonl does not have all rounds up to {round}: it was changed."
+                )
             write_atomically(self.path / f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in kept[-1]))
         return kept[0], kept[1]
 
@@ -89,6 +104,9 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Keep other processes from writing here. A killed process's lock is gone with it."""
+        if self.path.resolve() in _OPEN:
+            raise FedtailorError(f"Another run of this process is writing in {self.path}: wait for it.")
+        _OPEN.add(self.path.resolve())
         if fcntl is None:
             return
         self._lock = (self.path / "lock").open("w", encoding="utf-8")
@@ -99,6 +117,7 @@ class RunDirectory:
             raise FedtailorError(f"Another process is running in {self.path}: wait for it, or end it first.") from None
 
     def unlock(self) -> None:
+        _OPEN.discard(self.path.resolve())
         if self._lock is not None:
             self._lock.close()
 

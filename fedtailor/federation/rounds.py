@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from fedtailor.data import FederatedData
 from fedtailor.engines import Bench, Engine, Result, Task
+from fedtailor.engines.work import check_tensors
 from fedtailor.errors import FedtailorError, brief
 from fedtailor.experiment import Experiment
 from fedtailor.federation.evaluation import Evaluator, summary
@@ -23,7 +25,7 @@ from fedtailor.federation.participation import Participation
 from fedtailor.federation.record import Record, RunDirectory, plain
 from fedtailor.federation.states import States, of_client
 from fedtailor.method import Message, Method, Replies, Server, message_bytes
-from fedtailor.streams import torch_stream
+from fedtailor.streams import seed_network, torch_seed, torch_stream
 
 HOPELESS = 3  # rounds in a row in which every participant failed
 
@@ -48,6 +50,7 @@ class Federation:
     directory: RunDirectory | None = None
     rounds: list[Record] = field(default_factory=list)  # what was recorded of each round
     clients: list[Record] = field(default_factory=list)  # and of each client in it
+    finished: int = 0  # the last round that is done and recorded
     _whole: bool = True  # False from a round's first effect until it is recorded
     _hopeless: int = 0
 
@@ -55,17 +58,18 @@ class Federation:
         """Before round 1."""
         with self._at_the_server("start"):
             self.method.start(self.server)
+            check_tensors("the server's state", self.server.state)
         self.states.checkpoint(0, self.server.state)
 
     def restore(self) -> None:
         """Go back to the last checkpoint of the run directory."""
         assert self.directory is not None
-        self.server.round, self.server.state = self.states.restore()
-        if self.server.round == 0:
+        self.finished, self.server.state = self.states.restore()
+        if self.finished == 0:
             self.start()
-        self.rounds, self.clients = self.directory.cut(self.server.round)
+        self.rounds, self.clients = self.directory.cut(self.finished)
         self.evaluator.remember(self.clients)
-        self.observations.cut(self.server.round)
+        self.observations.cut(self.finished)
 
     def close(self) -> None:
         """End the workers, and leave the run directory to others."""
@@ -76,32 +80,35 @@ class Federation:
     def run(self) -> Generator[Record, None, None]:
         """The rounds that are still to do, each after it is recorded. Interrupted, it leaves a checkpoint of the last
         round, or, if that was only half done, the checkpoint before."""
-        saved = self.server.round
+        saved = self.finished
         try:
-            while self.server.round < self.experiment.rounds:
-                yield self.round(self.server.round + 1)
-                if self.server.round % self.experiment.checkpoint_every == 0:
-                    self.states.checkpoint(self.server.round, self.server.state)
-                    saved = self.server.round
+            while self.finished < self.experiment.rounds:
+                yield self.round(self.finished + 1)
+                if self.finished % self.experiment.checkpoint_every == 0:
+                    self._checkpoint()
+                    saved = self.finished
         finally:
-            if self._whole and self.server.round != saved:
-                self.states.checkpoint(self.server.round, self.server.state)
+            if self._whole and self.finished != saved:
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.directory is not None:
+            self.directory.sync()  # what was recorded lasts as long as the checkpoint
+        self.states.checkpoint(self.finished, self.server.state)
 
     def round(self, number: int) -> Record:
         """One round: send, train, receive, evaluate, record."""
         begin = time.perf_counter()
         participants = self._call(number)
-        with self._at_the_server("send"):
-            messages = {client: self.method.send(self.server, client) for client in participants}
-        results = self._train(number, messages)
+        messages, results = self._work(number, participants)
         self._whole = False
         if results:
             replies = Replies({client: result.reply for client, result in results.items()}, self.server.samples)
             with self._at_the_server("receive"):
                 self.method.receive(self.server, replies)
+                check_tensors("the server's state", self.server.state)
         for client, result in results.items():
             self.states.put(of_client(client), result.state, number)
-        self.server.round = number
         measured = {}
         if self.evaluator.due(number, self.experiment.rounds):
             with self._at_the_server("evaluation"):
@@ -121,7 +128,7 @@ class Federation:
             "seconds": round(time.perf_counter() - begin, 4),
         }
         self._record(figures, {"round": number, "results": measured, "bytes_down": down, "bytes_up": up})
-        self._whole = True
+        self.finished, self._whole = number, True
         return figures
 
     def _call(self, number: int) -> list[int]:
@@ -129,13 +136,29 @@ class Federation:
         training = [client for client in range(self.data.clients) if client not in self.data.new]
         participation = Participation.parse(self.experiment.participation)
         participants = participation.draw(training, self.experiment.seed, number)
-        self.server.begin(participants, torch_stream(self.experiment.seed, "server", number))
+        self.server.begin(number, participants, torch_stream(self.experiment.seed, "server", number))
+        seed_network(torch_seed(self.experiment.seed, "server", number), self.server.initial.device)
         return participants
+
+    def _work(self, number: int, participants: list[int]) -> tuple[dict[int, Message], dict[int, Result]]:
+        """What went down to the participants, and what came of their work. Interrupted, it has changed nothing."""
+        before = dict(self.server.state)
+        try:
+            with self._at_the_server("send"):
+                messages = {client: self.method.send(self.server, client) for client in participants}
+                for message in messages.values():
+                    check_tensors("a message", message)
+            return messages, self._train(number, messages)
+        except BaseException:
+            self.server.state = before
+            raise
 
     def _train(self, number: int, messages: dict[int, Message]) -> dict[int, Result]:
         """The participants' results, in the order of their numbers, without those of clients that failed."""
         kind: Any = "train and evaluate" if self.experiment.evaluation.model == "local" else "train"
-        tasks = [Task(kind, number, (c,), message, self.states.get(of_client(c))) for c, message in messages.items()]
+        tasks = [
+            Task(kind, number, (c,), message, partial(self.states.get, of_client(c))) for c, message in messages.items()
+        ]
         results = {result.clients[0]: result for result in self.engine.run(tasks)}
         results = {client: results[client] for client in sorted(results)}
         self._report(number, {client: result.error for client, result in results.items() if result.error}, len(results))
@@ -167,7 +190,7 @@ class Federation:
         except FedtailorError:
             raise
         except Exception as error:  # a method's own fault, of any kind
-            where = f"{self.title}, round {self.server.round + 1}, {what}"
+            where = f"{self.title}, round {self.server.round}, {what}"
             raise FedtailorError(f"{where}: {brief(error)}.") from error
 
     def _record(self, figures: Record, clients: Record) -> None:
@@ -180,7 +203,7 @@ class Federation:
     def personal(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""
         message = self.method.broadcast(self.server)
-        task = Task("personal", self.server.round, (client,), message, dict(self.states.get(of_client(client))))
+        task = Task("personal", self.server.round, (client,), message, partial(self.states.get, of_client(client)))
         result = self.bench.do(task)
         if result.error:
             raise FedtailorError(f"{self.title}, client {self.data.names[client]}: {result.error}.")

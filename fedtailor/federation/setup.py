@@ -96,7 +96,7 @@ def _check_protocol(experiment: Experiment, bench: Bench) -> None:
 def _server(bench: Bench, states: States) -> Server:
     network, data = bench.network, bench.data
     per_round = bench.participation * (data.clients - len(data.new))
-    samples = data.samples.to(bench.initial.device)
+    samples = data.samples[: data.clients - len(data.new)].to(bench.initial.device)
     return Server(
         bench.initial,
         network.body,
@@ -104,6 +104,7 @@ def _server(bench: Bench, states: States) -> Server:
         network.layers,
         samples,
         per_round,
+        network.statistics,
         store=states,
         another=lambda number: network.another(torch_seed(bench.seed, "another", number)),
     )
@@ -203,7 +204,8 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
     network.module.eval()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # such as targets of another shape than the outputs
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
             value: Tensor = loss(network(data.x[:2]), data.y[:2])
     except Exception as error:  # whatever a foreign network or loss raises
         shape = "×".join(map(str, data.x.shape[1:]))
@@ -218,7 +220,7 @@ def reopen(path: Path, experiment: Experiment, objects: Objects) -> Federation:
     """The federation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
     bench = prepare(experiment, objects)
-    directory.check(bench.data)
+    directory.check(bench.data, bench.fingerprint())
     directory.lock()
     return federation(experiment, bench, directory)
 
@@ -228,7 +230,7 @@ def look_into(path: Path) -> Federation:
     directory = RunDirectory(path)
     experiment = directory.experiment().model_copy(update={"engine": "in-process"})
     bench = prepare(experiment, Objects())
-    directory.check(bench.data)
+    directory.check(bench.data, bench.fingerprint())
     run = federation(experiment, bench, directory)
-    run.server.round, run.server.state = run.states.restore(sweep=False)
+    run.finished, run.server.state = run.states.restore(sweep=False)
     return run

@@ -114,8 +114,8 @@ class Client:
         how = replace(self.how, **settings)
         velocity = None
         if self.keep_momentum and how.momentum:
-            length = len(theta[part]) if part else len(theta)
-            velocity = self.state.setdefault(f"momentum/{name}", theta.new_zeros(length))
+            velocity = self.state.setdefault(f"momentum/{name}", torch.zeros_like(theta))
+            velocity = velocity[part] if part else velocity
         return descend(
             self.network,
             theta,

@@ -134,10 +134,11 @@ def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[Callabl
     network.module.train(not head_only)
     if not head_only:
         return network, x
-    for name in network.head_names:
-        network.module.get_submodule(name).train()
+    head = network.head_module()
+    for layer in [head] if head is not None else map(network.module.get_submodule, network.head_names):
+        layer.train()
     features = frozen_features(network, x)
-    return (network, x) if features is None else (network.head_function(), features)
+    return (network, x) if features is None or head is None else (head, features)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ buffers (BatchNorm statistics). Layers follow each other in the order in which t
 last, so that the body, the head and every layer are slices.
 """
 
-from collections.abc import Callable
+from itertools import takewhile
 from typing import cast
 
 import torch
@@ -46,6 +46,7 @@ class Network:
         self.layers: dict[str, slice] = {}
         self.statistics: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
+        self._placed: set[tuple[int, str]] = set()
         start = 0
         for name in order:
             self.layers[name] = slice(start, start + sizes[name])
@@ -54,7 +55,12 @@ class Network:
                 start += tensor.numel()
         head_size = sum(sizes[name] for name in self.head_names)
         self.body, self.head = slice(0, start - head_size), slice(start - head_size, start)
-        self._splits: bool | None = None
+        self._constants = [
+            (owner, key, buffer.clone())
+            for owner in self.module.modules()
+            for key, buffer in owner._buffers.items()
+            if buffer is not None and (id(owner), key) not in self._placed
+        ]
 
     def _place(self, layer: str, owner: nn.Module, attribute: str, tensor: Tensor, where: slice) -> None:
         """Make a parameter or buffer a view of its place in the vector."""
@@ -68,6 +74,7 @@ class Network:
                 self._integer_buffers[f"{layer}.{attribute}" if layer else attribute] = tensor.dtype
             # `.data` has a version counter of its own: autograd must not take one layer's statistics for another's.
             owner._buffers[attribute] = view.data
+            self._placed.add((id(owner), attribute))
             self.statistics.append(where)
 
     @property
@@ -85,9 +92,17 @@ class Network:
         if theta is not None:
             self.vector.copy_(theta)
         return {
-            name: tensor.detach().to(self._integer_buffers.get(name, tensor.dtype), copy=True).contiguous()
+            name: _as(self._integer_buffers.get(name, tensor.dtype), tensor.detach()).contiguous()
             for name, tensor in self.module.state_dict().items()
         }
+
+    def reset_constants(self) -> None:
+        """Give the buffers outside the vector their first values again, whatever a pass has made of them."""
+        for owner, key, first in self._constants:
+            if (present := owner._buffers[key]) is not None and present.shape == first.shape:
+                present.copy_(first)
+            else:
+                owner._buffers[key] = first.clone()
 
     def another(self, seed: int) -> Tensor:
         """The vector that this network begins with under another seed: every layer that can is initialised anew."""
@@ -110,38 +125,33 @@ class Network:
         """What the body hands to the head, or None if this network cannot be cut there.
 
         A Sequential is cut before the first layer of its head; any other network where its head is one submodule
-        and the last thing it applies (checked once, with these samples).
+        and the last thing it applies (which is checked with these samples).
         """
-        if self._splits is False or not self.head_names:
+        head = self.head_module()
+        if head is None:
             return None
         if (cut := self._cut()) is not None:
             return cast(Tensor, cast(nn.Sequential, self.module)[:cut](x))
         caught: list[Tensor] = []
-        hook = self._head_module().register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-        output = self.module(x)
-        hook.remove()
-        if self._splits is None:
-            self._splits = len(caught) == 1 and torch.equal(self._head_module()(caught[0]), output)
-        return caught[0] if self._splits else None
+        hook = head.register_forward_pre_hook(lambda _, inputs: caught.extend(inputs))
+        try:
+            output = self.module(x)
+        finally:
+            hook.remove()
+        return caught[0] if len(caught) == 1 and torch.equal(head(caught[0]), output) else None
 
-    def head_function(self) -> Callable[[Tensor], Tensor]:
-        """The head alone, as a function of the features."""
-        cut = self._cut()
-        return self._head_module() if cut is None else cast(nn.Sequential, self.module)[cut:]
-
-    def _head_module(self) -> nn.Module:
-        """The submodule that holds the whole head: the layer itself, or the nearest one around its layers."""
-        parts = [name.split(".") for name in self.head_names]
-        common: list[str] = []
-        for pieces in zip(*parts, strict=False):
-            if len(set(pieces)) > 1:
-                break
-            common.append(pieces[0])
-        return self.module.get_submodule(".".join(common))
+    def head_module(self) -> nn.Module | None:
+        """The head alone, as a function of the features; None if no submodule is the head and nothing else."""
+        if (cut := self._cut()) is not None:
+            return cast(nn.Sequential, self.module)[cut:]
+        pieces = zip(*(name.split(".") for name in self.head_names), strict=False)
+        shared = [piece[0] for piece in takewhile(lambda piece: len(set(piece)) == 1, pieces)]
+        within = [name for name in self.layers if name.split(".")[: len(shared)] == shared]
+        return self.module.get_submodule(".".join(shared)) if shared and set(within) == set(self.head_names) else None
 
     def _cut(self) -> int | None:
         """Where a Sequential is cut: the index of the first child with a layer of the head."""
-        if not isinstance(self.module, nn.Sequential):
+        if not isinstance(self.module, nn.Sequential) or not self.head_names:
             return None
         children = [name for name, _ in self.module.named_children()]
         cut = min(children.index(name.split(".")[0]) for name in self.head_names)
@@ -149,9 +159,16 @@ class Network:
         return cut if all(children.index(name.split(".")[0]) < cut for name in body) else None
 
 
+def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """A copy of this type; a counter that was averaged is rounded."""
+    return (tensor.round() if tensor.is_floating_point() and not dtype.is_floating_point else tensor).to(
+        dtype, copy=True
+    )
+
+
 def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]:
     """The tensors of each layer (a submodule with parameters or buffers of its own): trainable parameters, then
-    buffers. Shared tensors count once; frozen parameters and constants such as index buffers stay where they are."""
+    buffers. Shared tensors count once; frozen parameters and constants (indices, masks) stay where they are."""
     layers: dict[str, list[tuple[nn.Module, str, Tensor]]] = {}
     seen: set[int] = set()
     for name, owner in module.named_modules():
@@ -161,7 +178,7 @@ def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]
             for key, b in owner._buffers.items()
             if b is not None
             and key not in owner._non_persistent_buffers_set
-            and (b.is_floating_point() or key == "num_batches_tracked")
+            and ((b.is_floating_point() and bool(b.isfinite().all())) or key == "num_batches_tracked")
         ]
         tensors = [entry for entry in [*parameters, *buffers] if id(entry[2]) not in seen]
         seen.update(id(tensor) for _, _, tensor in tensors)

@@ -26,4 +26,4 @@ class Ditto(Method):
         return {"theta": client.descend(w)}
 
     def personal(self, client: Client, message: Message) -> Tensor:
-        return client.state.get("personal", message["theta"])
+        return client.state["personal"] if "personal" in client.state else message["theta"]

@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedtailor.method import Client, Message, Method, Replies, Server
 
@@ -63,10 +64,9 @@ class FedACS(Method):
         for client, reply in replies.items():
             server.keep(client, {"w": reply["w"]})
         changed, S = list(replies), server.state["S"].clone()
-        new = replies.stack("w")
-        new /= new.norm(dim=1, keepdim=True)
+        new = normalize(server.parameters_of(replies.stack("w")))
         for clients, vectors in server.kept("w"):  # only rows that changed
-            S[changed, clients.start : clients.stop] = new @ (vectors / vectors.norm(dim=1, keepdim=True)).T
+            S[changed, clients.start : clients.stop] = new @ normalize(server.parameters_of(vectors)).T
         S[:, changed] = S[changed].T
         server.state["S"] = S.fill_diagonal_(1.0)
 

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtailor.errors import FedtailorError
 from fedtailor.method import Client, Message, Method, Replies, Server
 
 
@@ -39,7 +40,10 @@ class PFedMB(Method):
     alpha_weighted: bool = Field(True, description="average branches by samples and α (Eq. 5), or by samples (Eq. 6)")
 
     def start(self, server: Server) -> None:
-        server.state["W"] = torch.stack([server.another_initial(branch) for branch in range(self.branches)])
+        W = torch.stack([server.another_initial(branch) for branch in range(self.branches)])
+        if self.branches > 1 and torch.equal(W[0], W[1]):
+            raise FedtailorError("The branches begin equal: the network's layers have no reset_parameters.")
+        server.state["W"] = W
         layers = len(server.layers) if self.per_layer else 1
         server.state["alpha"] = server.initial.new_full((server.clients, layers, self.branches), 1 / self.branches)
 
@@ -63,6 +67,8 @@ class PFedMB(Method):
         for share, square, layer in zip(alpha, squares, slices, strict=True):
             ratio = (share / square)[:, None]
             branches[:, layer] = (branches[:, layer] - ratio * theta[layer]) + ratio * trained[layer]
+        for place in client.network.statistics:  # the same for all branches: statistics are no weights
+            branches[:, place] = trained[place]
         return {"W": branches, "alpha": alpha}
 
     def receive(self, server: Server, replies: Replies) -> None:

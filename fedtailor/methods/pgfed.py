@@ -98,13 +98,13 @@ class PGFed(Method):
     def _formed(self, server: Server, replies: Replies) -> tuple[Tensor, Tensor]:
         """PGFed-CE: what the server makes of the models alone: (θ_glob − θ_i) / path is the mean of ∇f_i + g̃_i."""
         thetas, path = replies.stack("theta"), replies.stack("path")[:, None]
-        gradients = (server.state["theta"] - thetas) / path
+        gradients = server.parameters_of((server.state["theta"] - thetas) / path)
         if "gradients" in server.state:
             gradients -= self._auxiliary(server)[[server.participants.index(client) for client in replies]]
         return gradients, self.mu * (replies.stack("loss") - (gradients * thetas).sum(1))
 
     def personal(self, client: Client, message: Message) -> Tensor:
-        return client.state.get("theta", message["theta"])
+        return client.state["theta"] if "theta" in client.state else message["theta"]
 
     def observe(self, server: Server) -> Message:
         return {"A": server.state["A"]}

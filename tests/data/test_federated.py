@@ -135,13 +135,16 @@ def test_max_train_thins_the_training_samples_alone() -> None:
     assert numbers(split.train(0)) != set(sorted(numbers(full.train(0)))[:30])
 
 
-def test_new_clients_are_chosen_by_the_seed() -> None:
-    chosen = [federate(toy(), partition="iid", clients=20, new_clients=4, seed=seed) for seed in (0, 0, 1)]
-    assert len(chosen[0].new) == 4
-    assert chosen[0].new <= set(range(20))
-    assert chosen[0].new == chosen[1].new != chosen[2].new
-    assert torch.equal(chosen[0].x, federate(toy(), partition="iid", clients=20).x)
-    assert federate(toy(), partition="iid", clients=20).new == frozenset()
+def test_new_clients_are_chosen_by_the_seed_and_come_last() -> None:
+    data = natural(*range(20, 30))
+    held = [federate(data, partition="natural", new_clients=4, seed=seed) for seed in (0, 0, 1)]
+    assert held[0].new == {6, 7, 8, 9}
+    assert sorted(held[0].names) == sorted(data.client_names)
+    assert held[0].names == held[1].names != held[2].names
+    for name, size in zip(held[0].names, sizes(held[0]), strict=True):  # a client's samples move with its name
+        assert sum(size) == 20 + int(name.removeprefix("site-"))
+    assert federate(data, partition="natural").new == frozenset()
+    assert federate(toy(), partition="iid", clients=4, new_clients=1, min_samples=1).names == ("0", "1", "2", "3")
 
 
 def pictures() -> Dataset:

@@ -157,6 +157,7 @@ def test_how_the_round_that_counts_is_chosen() -> None:
             "loss": loss,
             "validation_accuracy": v,
             "validation_loss": 1 - v,
+            "evaluated": 1,
             **dict.fromkeys(keys),
         }
         for n, (a, loss, v) in enumerate([(0.1, 3.0, 0.2), (0.9, 2.0, 0.5), (0.7, 1.0, 0.8), (0.6, 1.5, 0.8)], start=1)

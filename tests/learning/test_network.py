@@ -100,7 +100,7 @@ def test_features_and_head_make_the_network() -> None:
         x = torch.rand(6, 4) if isinstance(network.module, Named) else torch.rand(6, *PICTURE)
         features = frozen_features(network, x)
         assert features is not None
-        assert torch.equal(network.head_function()(features), network(x))
+        assert torch.equal(network.head_module()(features), network(x))
 
 
 def test_a_network_that_goes_on_behind_its_head_has_no_features() -> None:

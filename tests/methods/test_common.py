@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_work_leaves_the_message_and_the_old_state_alone(method: str) -> None:
     before = {name: tensor.clone() for name, tensor in federation.server.state.items()}
     states = {c: {n: t.clone() for n, t in federation.states.get(f"client-{c}").items()} for c in range(6)}
     message = federation.method.send(federation.server, 0)
-    list(federation.engine.run([Task("train", 2, (0,), message, federation.states.get(f"client-{0}"))]))
+    list(federation.engine.run([Task("train", 2, (0,), message, partial(federation.states.get, "client-0"))]))
     assert_same(before, federation.server.state)
     for client in range(6):
         assert_same(states[client], federation.states.get(f"client-{client}"))
