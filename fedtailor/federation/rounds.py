@@ -137,7 +137,6 @@ class Federation:
         participation = Participation.parse(self.experiment.participation)
         participants = participation.draw(training, self.experiment.seed, number)
         self.server.begin(number, participants, torch_stream(self.experiment.seed, "server", number))
-        seed_network(torch_seed(self.experiment.seed, "server", number), self.server.initial.device)
         return participants
 
     def _work(self, number: int, participants: list[int]) -> tuple[dict[int, Message], dict[int, Result]]:
@@ -184,7 +183,9 @@ class Federation:
 
     @contextmanager
     def _at_the_server(self, what: str) -> Iterator[None]:
-        """Say in which of the method's functions something went wrong at the server."""
+        """Say in which of the method's functions something went wrong at the server; what they draw from PyTorch's own
+        generator does not depend on who drew before."""
+        seed_network(torch_seed(self.experiment.seed, what, self.server.round), self.server.initial.device)
         try:
             yield
         except FedtailorError:
