@@ -52,7 +52,9 @@ def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
 
 def _parameter_error(name: str, kind: type[Method], error: ValidationError) -> FedtailorError:
     first = error.errors()[0]
-    parameter = str(first["loc"][0]) if first["loc"] else ""
+    if not first["loc"]:
+        return FedtailorError(f"These parameters of {name} do not go together: {wanted(first)}.")
+    parameter = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         if not kind.model_fields:
             return FedtailorError(f"The method {name} has no parameters, so {parameter!r} cannot be set.")

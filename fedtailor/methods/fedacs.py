@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -50,7 +51,8 @@ class FedACS(Method):
         """The thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
         delta = float(np.quantile(S.cpu().numpy(), self.quantile))
         scores = S[clients]
-        scores = scores.where((scores > delta) & (scores > 0), scores.new_zeros(()))
+        rounding = 32 * torch.finfo(scores.dtype).eps  # equal similarities differ in their last bits
+        scores = scores.where((scores > delta + rounding) & (scores > 0), scores.new_zeros(()))
         for row, client in enumerate(clients):
             if not scores[row].any():
                 scores[row, client] = 1.0

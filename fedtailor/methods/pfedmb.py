@@ -107,6 +107,7 @@ def spread(values: Tensor, slices: list[slice]) -> Tensor:
 
 def project(rows: Tensor) -> Tensor:
     """The nearest point of the simplex for each row (Euclidean)."""
+    rows = rows - rows.amax(1, keepdim=True)  # the same point, without large numbers
     ordered = rows.sort(dim=1, descending=True).values
     excess = ordered.cumsum(1) - 1
     count = torch.arange(1, rows.shape[1] + 1, device=rows.device)

@@ -17,8 +17,9 @@ class PFLEGO(Method):
     The first τ−1 steps touch the head alone and run on features that are computed once, so a round costs two passes
     over the data whatever τ is. θ is the body, W_i the head.
 
-    Limits: `inner_steps=1` with all clients is a step of gradient descent on all heads and the body; averaged over all
-    sets of participants, an update is the full one (Proposition 1).
+    Limits: `inner_steps=1` with all clients is a step of gradient descent on the joint loss for the body, and on each
+    client's own loss for its head (Eq. 3 has no a_i, unlike Eq. 5); averaged over all sets of participants, an update
+    is the full one (Proposition 1).
 
     The authors' release divides by the samples of the participants where Eq. 4 has those of all clients, and uses Adam
     at the server, under which that makes no difference: `released_weights`, `optimizer="adam"`.
@@ -33,7 +34,7 @@ class PFLEGO(Method):
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
     head_lr: float = Field(0.1, gt=0, description="learning rate of the first τ−1 steps, β (release: 0.007)")
-    joint_lr: float = Field(0.3, gt=0, description="learning rate of the joint step, ρ (release: 0.003, with Adam)")
+    joint_lr: float = Field(1.0, gt=0, description="learning rate of the joint step, ρ (release: 0.003, with Adam)")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the server's optimiser: Eq. 4, or the release's Adam")
     released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
     head_start: Literal["network", "uniform"] = Field(

@@ -1,9 +1,9 @@
 """PGFed, PGFedMo and PGFed-CE: each client's own global objective, by first-order estimates of the others' risks."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedtailor.method import Client, Message, Method, Replies, Server
@@ -32,6 +32,12 @@ class PGFed(Method):
     beta: float = Field(0.0, ge=0, lt=1, description="momentum of the auxiliary gradient, β (PGFedMo: 0.5)")
     efficient: bool = Field(False, description="send less (PGFed-CE)")
 
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.efficient and self.beta:
+            raise ValueError("with efficient, beta must be 0, as the server has to know the auxiliary gradient")
+        return self
+
     def start(self, server: Server) -> None:
         super().start(server)
         N, M = server.clients, server.per_round
@@ -53,6 +59,7 @@ class PGFed(Method):
         return server.once("auxiliary", lambda: self.mu * A[server.participants][:, last] @ gradients)
 
     def train(self, client: Client, message: Message) -> Message:
+        warm = "momentum/theta" in client.state
         if "auxiliary" not in message:
             theta, alpha = client.descend(message["theta"]), client.initial.new_empty(0)  # ClientUpdate, line 2
         else:
@@ -60,8 +67,7 @@ class PGFed(Method):
         client.state["theta"] = theta
         reply = {"theta": theta, "alpha": alpha}
         if self.efficient:
-            path = client.how.lr * client.steps / (1 - client.how.momentum)
-            return {**reply, "loss": client.loss(theta), "path": theta.new_tensor(path)}
+            return {**reply, "loss": client.loss(theta), "path": theta.new_tensor(path_length(client, warm))}
         loss, gradient = client.loss_and_gradient(theta)
         return {**reply, "gradient": gradient, "risk": self.mu * (loss - gradient @ theta)}  # line 13
 
@@ -108,3 +114,10 @@ class PGFed(Method):
 
     def observe(self, server: Server) -> Message:
         return {"A": server.state["A"]}
+
+
+def path_length(client: Client, warm: bool) -> float:
+    """How far a client gets along a constant gradient of length 1; momentum that begins at zero has yet to build up."""
+    lr, m, steps = client.how.lr, client.how.momentum, client.steps
+    lost = 0.0 if warm else m * (1 - m**steps) / (1 - m)
+    return lr * (steps - lost) / (1 - m)

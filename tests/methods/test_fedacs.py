@@ -1,0 +1,470 @@
+"""FedACS against a second, slow implementation, its closed forms, its limit cases and Theorem 1's schedule.
+
+The slow version is written from the paper: loops over i and j, float64, plain autograd.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor.federation.states import States
+from fedtailor.method import Replies, Server
+from fedtailor.methods.fedacs import FedACS
+from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
+from tests.methods.test_pgfed import (
+    EXACT,
+    MOMENTUM,
+    SMALL,
+    Problem,
+    close,
+    mean_accuracy,
+    on_a_network,
+    on_both,
+    watched,
+    who,
+)
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """s_ij of two vectors: the same bits for equal vectors and both ways round, and exactly 1 with itself."""
+    if torch.equal(one, other):
+        return 1.0
+    return float((one * other).sum()) / float((one * one).sum().sqrt() * (other * other).sum().sqrt())
+
+
+def similarities(models: Sequence[Tensor]) -> list[list[float]]:
+    """S, each pair once."""
+    S = [[1.0] * len(models) for _ in models]
+    for i in range(len(models)):
+        for j in range(i):
+            S[i][j] = S[j][i] = cosine(models[i], models[j])
+    return S
+
+
+def p_quantile(S: list[list[float]], p: float) -> float:
+    """The p-quantile of all entries: linear between the two nearest of the sorted ones."""
+    entries = sorted(entry for row in S for entry in row)
+    place = p * (len(entries) - 1)
+    low = int(place)
+    high = min(low + 1, len(entries) - 1)
+    return entries[low] + (place - low) * (entries[high] - entries[low])
+
+
+def mix(models: Sequence[Tensor], S: list[list[float]], i: int, p: float) -> Tensor:
+    """Eq. 4; negative similarities count as none, and where nothing is above δ, the own model is kept."""
+    delta, total, found = p_quantile(S, p), 0.0, torch.zeros_like(models[i])
+    for j, model in enumerate(models):
+        if S[i][j] > delta and S[i][j] > 0:
+            total += S[i][j]
+            found = found + S[i][j] * model
+    return found / total if total else models[i]
+
+
+@dataclass
+class Slow:
+    """Algorithm 1, and what it came to in each round."""
+
+    problem: Problem
+    rounds: list[list[int]]
+    quantile: float
+    lr: float
+    server_step: float = 1.0
+    momentum: float = 0.0  # kept from visit to visit
+    models: list[Tensor] = field(default_factory=list)  # every client's w_i in the end
+    matrices: list[Tensor] = field(default_factory=list)  # S after each round
+    thresholds: list[float] = field(default_factory=list)  # δ after each round
+    started: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # u_i by round and client
+
+    def __post_init__(self) -> None:
+        self.models = [self.problem.initial.clone() for _ in self.problem.samples]
+        velocity: dict[int, Tensor] = {}
+        S = similarities(self.models)
+        for number, participants in enumerate(self.rounds, 1):
+            ends = {}
+            for i in participants:
+                away = self.models[i] - mix(self.models, S, i, self.quantile)
+                u = self.models[i] - self.server_step * away  # Eq. 3
+                w, speed = u.clone(), velocity.get(i, torch.zeros_like(u))
+                for batch in self.problem.order(number, i):  # Eq. 5
+                    speed = self.momentum * speed + self.problem.slope(i, w, batch)[1]
+                    w = w - self.lr * speed
+                self.started[number, i], ends[i], velocity[i] = u, w, speed
+            for i, w in ends.items():
+                self.models[i] = w
+            S = similarities(self.models)
+            self.matrices.append(torch.tensor(S, dtype=torch.float64))
+            self.thresholds.append(p_quantile(S, self.quantile))
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("parameters", "settings"),
+    [
+        ({"quantile": 0.5}, {}),
+        ({"quantile": 0.3, "server_step": 0.4}, {}),
+        ({"quantile": 0.1}, {"participation": 3}),
+        ({"quantile": 0.7}, {"momentum": 0.6, "keep_momentum": True, "participation": 4}),
+    ],
+)
+def test_a_slow_version_comes_to_the_same_vectors(
+    run_on: Callable[..., tuple[ft.RunResult, Problem]], parameters: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    method, log = watched(FedACS, **parameters)
+    result, problem = run_on(method, **settings)
+    slow = Slow(problem, who(result), lr=result.experiment.lr, momentum=settings.get("momentum", 0.0), **parameters)
+    mixed = 0
+    for (number, client), u in slow.started.items():
+        close(log.down[number, client]["u"], u)
+        earlier = [t for t in range(1, number) if client in who(result)[t - 1]]
+        before = log.up[earlier[-1], client]["w"] if earlier else problem.initial
+        mixed += int((u - before).abs().max() > 1e-3)
+    assert mixed >= 2
+    for number, S, delta in zip(log.server, slow.matrices, slow.thresholds, strict=True):
+        close(log.server[number]["S"], S)
+        assert float(np.quantile(log.server[number]["S"].numpy(), parameters["quantile"])) == pytest.approx(
+            delta, abs=1e-12
+        )
+    assert S.min() < 0.95
+    run = result._federation
+    for client in range(6):
+        close(run.personal(client), slow.models[client])
+    if "participation" not in settings:
+        assert set(range(6)) - {client for called in who(result) for client in called}  # somebody was never called
+
+
+def served(
+    vectors: Sequence[Tensor], method: FedACS, later: dict[int, Tensor] | None = None, initial: Tensor | None = None
+) -> Server:
+    """A server that has received these models from all clients and later, in another round, these from some."""
+    server = Server(
+        torch.ones_like(vectors[0]) if initial is None else initial,
+        body=slice(0, 1),
+        head=slice(1, 2),
+        layers={},
+        samples=torch.arange(1, len(vectors) + 1),
+        per_round=len(vectors),
+        store=States(None),
+    )
+    method.start(server)
+    for round, models in enumerate((dict(enumerate(vectors)), later or {}), 1):
+        if models:
+            receive(server, method, round, models)
+    return server
+
+
+def receive(server: Server, method: FedACS, round: int, models: dict[int, Tensor]) -> None:
+    server.begin(round, sorted(models), torch.Generator())
+    method.receive(server, Replies({i: {"w": model} for i, model in models.items()}, server.samples))
+
+
+def start(server: Server, method: FedACS, participants: list[int] | None = None) -> dict[int, Tensor]:
+    """The u_i that these participants (or all clients) get next."""
+    participants = list(range(server.clients)) if participants is None else participants
+    server.begin(server.round + 1, participants, torch.Generator())
+    return {client: method.send(server, client)["u"] for client in participants}
+
+
+def some_models(count: int, size: int, seed: int = 0, shift: float = 0.7) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randn(count, size, generator=generator, dtype=torch.float64) + shift)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.2, 0.35, 0.5, 0.77, 0.9, 1.0])
+@pytest.mark.parametrize("step", [1.0, 0.3, 0.0])
+def test_equation_4_and_its_general_step_against_a_loop(quantile: float, step: float) -> None:
+    """u_i = w_i − a(w_i − Σ_j ŝ_ij w_j), also for some of the clients alone, and where entries are equal to δ."""
+    for seed in range(8):
+        models = some_models(6, 9, seed)
+        method = FedACS(quantile=quantile, server_step=step)
+        server = served(models, method)
+        S = similarities(models)
+        for participants in ([0, 1, 2, 3, 4, 5], [1, 4]):
+            for client, u in start(server, method, participants).items():
+                close(u, models[client] - step * (models[client] - mix(models, S, client, quantile)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_who_helps_whom_is_mutual(dtype: torch.dtype) -> None:
+    """s_ij = s_ji. Entries come in pairs, so δ often is one of them, and s_ij > δ must not depend on the side."""
+    for seed in range(20):
+        for quantile in (0.35, 0.5, 0.75):
+            method = FedACS(quantile=quantile)
+            server = served([model.to(dtype) for model in some_models(6, 7, seed)], method)
+            helps = method.weights(server.state["S"], list(range(6))) > 0
+            assert torch.equal(helps, helps.T)
+            assert helps.sum() > 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clients_with_the_same_model_count_alike(dtype: torch.dtype) -> None:
+    """All that were not called yet have the first vector. Their similarities to a client are the same number, so δ is
+    often among them: all of them are above it or none."""
+    for seed in range(20):
+        models = [model.to(dtype) for model in some_models(4, 203, seed)]
+        for quantile in (0.1, 0.2, 0.3, 0.4):
+            method = FedACS(quantile=quantile)
+            server = served([models[0]] * 11, method, {2: models[1], 5: models[2], 7: models[3]}, initial=models[0])
+            idle = method.weights(server.state["S"], [2, 5, 7])[:, [0, 1, 3, 4, 6, 8, 9, 10]]
+            torch.testing.assert_close(idle, idle[:, :1].expand(3, 8), rtol=1e-5, atol=0)
+
+
+def test_ones_own_model_counts_if_any_does() -> None:
+    """Models that point the same way have similarity 1, and the own one must not be left out when rounding makes that
+    of another more than 1 (the paper: "the similarity of the client model to itself is always one")."""
+    for seed in range(20):
+        (direction,) = some_models(1, 50, seed)
+        models = [factor * direction.float() for factor in (1.0, 1.1, 1.3, 1.7)] + [some_models(1, 50, 99)[0].float()]
+        method = FedACS(quantile=0.5)
+        weights = method.weights(served(models, method).state["S"], list(range(5)))
+        assert (weights.diagonal() >= weights.max(1).values - 1e-6).all()
+
+
+def test_a_model_of_zeros_is_similar_to_nothing_else() -> None:
+    """Its cosine is 0/0. Clients that were not called yet have the first vector, which may be zero."""
+    models = some_models(3, 5)
+    zero = torch.zeros(5, dtype=torch.float64)
+    method = FedACS(quantile=0.3)
+    server = served([*models, zero, zero], method, initial=zero)
+    S = server.state["S"]
+    assert S.isfinite().all()
+    assert torch.equal(S.diagonal(), torch.ones(5, dtype=torch.float64))
+    assert (S[:3, 3:] == 0).all()
+    u = start(server, method)
+    assert (u[0] - models[0]).norm() > 1e-3  # the others still help each other
+    assert torch.equal(u[3], zero)
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+@pytest.mark.parametrize("parameters", [{"server_step": 0.0, "quantile": 0.2}, {"quantile": 1.0}, {"quantile": 0.9}])
+def test_without_collaboration_it_is_local(parameters: dict[str, Any], more: dict[str, Any]) -> None:
+    """Bit for bit: with a server step of 0, and with δ at or above every similarity to others. Of 36 entries 30 are
+    similarities to others, so the 0.9-quantile lies among the 1s of the diagonal."""
+    ours, local = ft.run("fedacs", **parameters, **SMALL, **more), ft.run("local", **SMALL, **more)
+    for client in range(6):
+        assert torch.equal(ours._federation.personal(client), local._federation.personal(client))
+    collaborating = ft.run("fedacs", quantile=0.2, **SMALL, **more)
+    assert any(
+        not torch.equal(collaborating._federation.personal(client), local._federation.personal(client))
+        for client in range(6)
+    )
+
+
+def test_a_threshold_between_the_others_and_oneself_is_local() -> None:
+    """δ < 1, but above every similarity to others: of 25 entries 20, so at p = 0.8 between the greatest and 1."""
+    models, method = some_models(5, 30), FedACS(quantile=0.8)
+    server = served(models, method)
+    S = server.state["S"]
+    others = S - 2 * torch.eye(5, dtype=torch.float64)
+    delta = float(np.quantile(S.numpy(), 0.8))
+    assert others.max() < delta < 1
+    for client, u in start(server, method).items():
+        assert torch.equal(u, models[client])
+    below = FedACS(quantile=0.7)
+    assert any(not torch.equal(u, models[client]) for client, u in start(server, below).items())
+
+
+def test_ties_at_1_keep_the_own_vector() -> None:
+    """Nothing is greater than δ = 1. The models have exact similarities: multiples of one axis by powers of 2."""
+    models = [factor * torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64) for factor in (1, 2, 4, 8)]
+    for quantile in (0.0, 0.5, 1.0):
+        method = FedACS(quantile=quantile)
+        server = served(models, method)
+        assert torch.equal(server.state["S"], torch.ones(4, 4, dtype=torch.float64))
+        for client, u in start(server, method).items():
+            assert torch.equal(u, models[client])
+
+
+def test_equal_similarities_above_the_threshold_give_the_mean() -> None:
+    """Three models of one direction and one across: δ = 0, and the three get their plain mean, whatever their samples:
+    FedAvg with equal weights."""
+    axis, across = torch.eye(2, dtype=torch.float64)
+    models = [1 * axis, 2 * axis, 4 * axis, across]
+    method = FedACS(quantile=0.2)
+    u = start(served(models, method), method)
+    for client in range(3):
+        close(u[client], 7 / 3 * axis)
+    close(u[3], across)
+
+
+def test_identical_clients_are_fedavg_with_equal_weights() -> None:
+    ((x, y),) = digits([30])
+    how: dict[str, Any] = {"data": [(x.double(), y)] * 3, "model": "mlp:6", "rounds": 4, "batch": "full", "lr": 0.3}
+    average = ft.run("fedavg", **how, **EXACT)._federation
+    for quantile in (0.0, 0.5, 1.0):
+        ours = ft.run("fedacs", quantile=quantile, **how, **EXACT)._federation
+        for client in range(3):
+            close(ours.personal(client), average.server.state["theta"])
+    assert (average.server.state["theta"] - average.server.initial).abs().max() > 0.01
+
+
+def test_models_that_point_the_other_way_never_help() -> None:
+    """With p = 0 here δ = −1, so Eq. 4 as it is printed would give client 0 the mix (w_0 − ½ w_2 …) / (1 − ½ …)."""
+    angles = torch.tensor([0.0, np.pi, 2 * np.pi / 3, 0.3], dtype=torch.float64)
+    models = [scale * torch.stack([a.cos(), a.sin()]) for a, scale in zip(angles, (1.0, 2.0, 3.0, 0.5), strict=True)]
+    S = similarities(models)
+    method = FedACS(quantile=0.0)
+    server = served(models, method)
+    assert p_quantile(S, 0.0) == pytest.approx(-1)
+    assert S[0][2] == pytest.approx(-0.5)
+    u = start(server, method)
+    helped = {0: [0, 3], 1: [1, 2], 2: [1, 2], 3: [0, 3]}
+    for client, others in helped.items():
+        scores = torch.tensor([S[client][j] for j in others], dtype=torch.float64)
+        close(u[client], scores / scores.sum() @ torch.stack([models[j] for j in others]))
+    assert (method.weights(server.state["S"], [0, 1, 2, 3]) >= 0).all()
+
+
+def test_only_the_rows_of_clients_that_changed_are_computed_again() -> None:
+    method = FedACS()
+    models = some_models(6, 8)
+    server = served(models, method)
+    marked = server.state["S"].clone()
+    unchanged = [0, 2, 4, 5]
+    for i in unchanged:
+        for j in unchanged:
+            marked[i, j] = 0.125 + 0.01 * (i + j) if i != j else 1.0
+    server.state["S"] = marked.clone()
+    new = {1: -models[1], 3: models[3].flip(0)}
+    receive(server, method, 2, new)
+    S = server.state["S"]
+    assert torch.equal(S[unchanged][:, unchanged], marked[unchanged][:, unchanged])
+    expected = torch.tensor(similarities([new.get(i, models[i]) for i in range(6)]), dtype=torch.float64)
+    close(S[[1, 3]], expected[[1, 3]])
+    close(S[:, [1, 3]], expected[:, [1, 3]])
+
+
+def test_similarities_after_partial_rounds_equal_the_full_matrix() -> None:
+    """From what the server keeps, after every round."""
+    method, log = watched(FedACS)
+    result, problem = on_a_network(method, participation=3)
+    models = [problem.initial] * 6
+    for number, participants in enumerate(who(result), 1):
+        assert len(participants) == 3
+        for client in participants:
+            models[client] = log.up[number, client]["w"]
+        close(log.server[number]["S"], torch.tensor(similarities(models), dtype=torch.float64))
+    ((_, kept),) = result._federation.server.kept("w")
+    assert torch.equal(kept, torch.stack(models))
+
+
+def test_blocks_of_clients_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server keeps is read in blocks of clients: here of two, with one left over."""
+    models, method = some_models(5, 40), FedACS(quantile=0.3)
+    later = {1: models[1].flip(0), 4: models[4] + 1}
+    whole = served(models, method, later)
+    mixes = start(whole, method)
+    monkeypatch.setattr("fedtailor.method.BLOCK", 2 * 40)
+    parts = served(models, method, later)
+    assert [len(rows) for _, rows in parts.kept("w")] == [2, 2, 1]
+    close(parts.state["S"], whole.state["S"])
+    for client, u in start(parts, method).items():
+        close(u, mixes[client])
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.6])
+def test_states_on_disk_come_to_the_same_bits(quantile: float, tmp_path: Path) -> None:
+    how = {**SMALL, "quantile": quantile}
+    disk, memory = ft.run("fedacs", states="disk", out=tmp_path / "run", **how), ft.run("fedacs", **how)
+    assert_same(final(disk), final(memory))
+    for client in range(6):
+        one, other = (result._federation.states.get(f"server-{client}") for result in (disk, memory))
+        assert_same(one, other)
+
+
+def test_one_vector_is_sent_each_way() -> None:
+    size = 64 * 16 + 16 + 16 * 10 + 10
+    for record in ft.run("fedacs", **SMALL).rounds:
+        assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * size
+
+
+def test_the_personal_model_is_the_clients_own_last_vector() -> None:
+    method, log = watched(FedACS)
+    result = ft.run(method, **{**SMALL, "rounds": 3, "participation": 2, "seed": 0})
+    last = {client: reply["w"] for (_, client), reply in log.up.items()}
+    assert 1 < len(last) < 6
+    run = result._federation
+    for client in range(6):
+        assert torch.equal(run.personal(client), last.get(client, run.server.initial))
+    assert run.method.central(run.server) is None
+
+
+class Fixed(FedACS):
+    """With scores that do not depend on the models, as Theorem 1 has them."""
+
+    def weights(self, S: Tensor, clients: list[int]) -> Tensor:
+        return fixed_scores()[clients]
+
+
+def fixed_scores() -> Tensor:
+    """Symmetric, every row of sum 1: the gradient of R(W) = ¼ Σ s_ij ‖w_i − w_j‖² then is w_i − Σ_j s_ij w_j."""
+    rows = [[4, 3, 2, 1], [3, 4, 1, 2], [2, 1, 4, 3], [1, 2, 3, 4]]
+    return torch.tensor(rows, dtype=torch.float64) / 10
+
+
+def test_theorem_1s_schedule_on_quadratics_with_fixed_scores() -> None:
+    """Client step 1/√K and server step λ/√K: min_k ‖∇F_λ(W^k)‖² falls like 1/√K or faster. The method's own vectors
+    are those of the formulas (K = 10 and 100), which alone go on to K = 1000."""
+    lam, s = 0.8, fixed_scores()
+    data, centres, curvatures = quadratic_clients(4, 3, seed=1)
+
+    def risks_gradient(W: Tensor) -> Tensor:
+        return torch.stack([curvatures[i] @ (W[i] - centres[i]) for i in range(4)])
+
+    def regulariser(W: Tensor) -> Tensor:  # Eq. 2
+        return 0.25 * sum(s[i, j] * (W[i] - W[j]).square().sum() for i in range(4) for j in range(4))
+
+    at = centres.clone().requires_grad_()
+    close(torch.autograd.grad(regulariser(at), at)[0], centres - s @ centres)
+
+    module = Quadratic(3)
+    module.theta.data = torch.tensor([2.0, -1.0, 1.5])
+    least = {}
+    for K in (10, 100, 1000):
+        W = module.theta.detach().double().expand(4, 3).clone()
+        norms = []
+        for _ in range(K + 1):
+            last = W
+            norms.append((risks_gradient(W) + lam * (W - s @ W)).square().sum().item())
+            U = W - lam / K**0.5 * (W - s @ W)  # Eq. 3
+            W = U - 1 / K**0.5 * risks_gradient(U)  # Eq. 5
+        least[K] = min(norms)
+        assert norms[-1] < norms[0] / 10
+        if K < 1000:
+            how = {"data": data, "model": module, "loss": mean_output, "steps": 1, "batch": "full", **EXACT}
+            method = Fixed(server_step=lam / K**0.5)
+            run = ft.run(method, rounds=K, lr=1 / K**0.5, evaluation={"every": K}, **how)._federation
+            for client in range(4):
+                close(run.personal(client), last[client])
+    assert least[100] < least[10] / 10**0.5
+    assert least[1000] < least[100] / 10**0.5
+
+
+def test_with_steps_of_falling_length_the_gradient_vanishes() -> None:
+    """Theorem 1's second half: β_k = α_k/λ with Σα_k = ∞ and Σα_k² < ∞, by the formulas."""
+    lam, s = 0.8, fixed_scores()
+    _, centres, curvatures = quadratic_clients(4, 3, seed=1)
+
+    def gradient(W: Tensor) -> Tensor:
+        return torch.einsum("nij,nj->ni", curvatures, W - centres)
+
+    W = torch.tensor([2.0, -1.0, 1.5], dtype=torch.float64).expand(4, 3).clone()
+    least = []
+    for k in range(1, 3001):
+        step = 1 / (k + 2) ** 0.75
+        U = W - lam * step * (W - s @ W)
+        W = U - step * gradient(U)
+        least.append((gradient(W) + lam * (W - s @ W)).norm().item())
+    assert least[2999] < least[299] / 3
+    assert least[299] < least[29] / 3
+
+
+def test_beats_local_where_samples_are_few() -> None:
+    """Measured: 92.1 % against 88.5 % (with batches of 10: 94.0 % against 89.3 %)."""
+    assert mean_accuracy("fedacs") > mean_accuracy("local") + 0.018
