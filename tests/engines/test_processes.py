@@ -103,7 +103,12 @@ def start(out: Path, rounds: int) -> subprocess.Popen[str]:
     """A run by the command line, far from its end when it is stopped."""
     options = ["--clients", "6", "--rounds", str(rounds), "--participation", "0.5", "--checkpoint-every", "3"]
     command = [sys.executable, "-m", "fedtailor", "run", "ditto", *options, "--workers", "2", "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def hear_interrupts() -> None:  # also where the tests themselves run in the background, deaf to Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, preexec_fn=hear_interrupts, **pipes)
 
 
 def wait_for_round(out: Path, process: subprocess.Popen[str], number: int) -> None:
