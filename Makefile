@@ -13,7 +13,7 @@ setup: .venv/ready
 	touch $@
 
 run: setup
-	$(BIN)/fedtailor run local fedavg fedper ditto --data digits --clients 20 --partition dirichlet:0.3 --rounds 30
+	$(BIN)/fedtailor run local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --rounds 30
 
 test: setup
 	$(BIN)/ruff check .

@@ -60,6 +60,7 @@ def by_fedtailor(data: list[tuple[Tensor, Tensor]], rounds: int, workers: int) -
         data=data,
         model=network,
         rounds=rounds,
+        epochs=1,
         batch=BATCH,
         lr=LR,
         test=0.0,
