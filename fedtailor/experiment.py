@@ -121,13 +121,6 @@ class Experiment(_Strict):
             raise ValueError("a whole number of at least 1, or full")
         return value if value == "full" else int(value)
 
-    def same_numbers(self) -> dict[str, Any]:
-        """What decides the numbers of a run: all but where and how safely it is computed."""
-        return self.model_dump(exclude={"engine", "workers", "states", "checkpoint_every", "data_dir"})
-
-
-SECTIONS = ("parameters", "evaluation")
-
 
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:
     """The experiment with these settings; the first that is wrong is named in the error."""
