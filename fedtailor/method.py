@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedtailor.learning.client import Client, Message, State
+from fedtailor.learning.descent import Batch
 
 BLOCK = 1 << 25  # numbers in a block of rows: 128 MiB in single precision
 
-__all__ = ["Client", "Message", "Method", "Replies", "Server", "State", "message_bytes"]
+__all__ = ["Batch", "Client", "Message", "Method", "Replies", "Server", "State", "message_bytes"]
 
 
 @dataclass
@@ -25,9 +26,9 @@ class Server:
     """The server's side: named tensors, and what it knows of the federation without asking.
 
     `initial` is the network's first vector, `body`, `head` and `layers` its slices, `statistics` those that hold
-    buffers and no parameters, `samples` the number of training
-    samples that each client declared when it joined, `per_round` how many take part in a round on average,
-    `participants` who was called this round.
+    buffers and no parameters, `norms` those of normalisation layers, `samples` the number of training samples that
+    each client declared when it joined, `per_round` how many take part in a round on average, `participants` who was
+    called this round.
     """
 
     initial: Tensor
@@ -37,6 +38,7 @@ class Server:
     samples: Tensor
     per_round: float
     statistics: list[slice] = field(default_factory=list)
+    norms: list[slice] = field(default_factory=list)
     state: State = field(default_factory=dict)
     round: int = 0
     participants: list[int] = field(default_factory=list)

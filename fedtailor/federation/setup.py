@@ -105,6 +105,7 @@ def _server(bench: Bench, states: States) -> Server:
         samples,
         per_round,
         network.statistics,
+        network.norms,
         store=states,
         another=lambda number: network.another(torch_seed(bench.seed, "another", number)),
     )

@@ -5,21 +5,27 @@ methods a few lines.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from fedtailor.learning.descent import (
+    Batch,
     Correction,
     Descent,
     Loss,
-    batch_gradients,
+    Objective,
+    batch_gradient,
+    batches,
     descend,
     frozen_features,
+    hessian_product,
     mean_gradient,
+    plain_loss,
     step_count,
+    take,
 )
 from fedtailor.learning.metrics import outputs
 from fedtailor.learning.network import Network
@@ -63,6 +69,7 @@ class Client:
     how: Descent
     keep_momentum: bool = False
     participation: float = 1.0
+    _velocities: State = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -86,6 +93,11 @@ class Client:
     def layers(self) -> dict[str, slice]:
         return self.network.layers
 
+    @property
+    def norms(self) -> list[slice]:
+        """The slices of normalisation layers."""
+        return self.network.norms
+
     def stream(self, purpose: str, every_round: bool = True) -> torch.Generator:
         """This client's random stream for a purpose: another one every round, or one for good."""
         return torch_stream(self.seed, purpose, self.round if every_round else 0, self.id)
@@ -98,6 +110,7 @@ class Client:
         scale: Tensor | None = None,
         part: slice | None = None,
         each_step: Callable[[Tensor], None] | None = None,
+        objective: Objective | None = None,
         name: str = "theta",
         purpose: str = "batches",
         **settings: Unpack[Settings],
@@ -105,7 +118,8 @@ class Client:
         """Local descent from `theta` on the training samples with the experiment's settings, or those given here.
 
         `correction` is added to every gradient (a vector, or a function of the present one), `scale` multiplies it,
-        `part` trains a slice alone, `each_step` is called with the present vector after each step.
+        `part` trains a slice alone, `each_step` is called with the present vector after each step. `objective` is a
+        function of a `Batch` in place of its loss.
 
         Two descents of one round see the same batches in the same order unless their `purpose` differs: so two models
         are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client apart where
@@ -128,23 +142,48 @@ class Client:
             part=part,
             velocity=velocity,
             each_step=each_step,
+            objective=objective,
         )
 
-    def gradients(
-        self, theta: Callable[[], Tensor], *, purpose: str = "batches", **settings: Unpack[Settings]
-    ) -> Iterator[Tensor]:
-        """The gradient of each batch at the present `theta()`, for a method that takes the steps itself."""
-        how = replace(self.how, **settings)
-        return batch_gradients(self.network, theta, *self.train, self.loss_function, how, self._begin(purpose))
+    def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
+        """The batches of a descent, for a method that takes the steps itself: with `gradient(theta, batch)` and
+        `step(theta, gradient)` they come to the same as `descend`."""
+        x, y = self.train
+        stream = self._begin(purpose)
+        for chosen in batches(len(x), replace(self.how, **settings), stream, x.device):
+            yield Batch(self.network, self.loss_function, take(x, chosen), take(y, chosen), chosen)
+
+    def step(self, theta: Tensor, gradient: Tensor, *, lr: float | None = None, name: str = "theta") -> Tensor:
+        """One step along a gradient, with the experiment's rate (or `lr`), momentum and weight decay.
+
+        What BatchNorm saw in the last pass comes along. `name` tells the models of one client apart."""
+        how, key = self.how, f"momentum/{name}"
+        if how.weight_decay:
+            gradient = gradient.add(theta, alpha=how.weight_decay)
+        if how.momentum:
+            velocities = self.state if self.keep_momentum else self._velocities
+            before = velocities.get(key)
+            gradient = velocities[key] = gradient if before is None else before.mul(how.momentum).add_(gradient)
+        theta = theta.add(gradient, alpha=-(how.lr if lr is None else lr))
+        for place in self.network.statistics:
+            theta[place] = self.network.vector[place]
+        return theta
 
     def _begin(self, purpose: str) -> torch.Generator:
         """Begin this round's stream for a purpose, and the one of the network's own draws."""
         seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), self.initial.device)
         return self.stream(purpose)
 
-    def gradient(self, theta: Tensor) -> Tensor:
-        """The gradient of the mean training loss at `theta`: ∇f_i(θ), one pass over all training samples."""
-        return self.loss_and_gradient(theta)[1]
+    def gradient(self, theta: Tensor, batch: Batch | None = None, objective: Objective = plain_loss) -> Tensor:
+        """The gradient of the mean training loss at `theta`: ∇f_i(θ), one pass over all training samples; or that of
+        one batch, where another objective may stand for the loss."""
+        if batch is None:
+            return self.loss_and_gradient(theta)[1]
+        return batch_gradient(theta, replace(batch), objective)
+
+    def hessian_product(self, theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
+        """∇²f(θ) · direction on a batch, exactly."""
+        return hessian_product(theta, direction, replace(batch))
 
     def loss_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """f_i(θ) and ∇f_i(θ) in one pass over all training samples."""

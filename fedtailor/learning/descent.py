@@ -5,10 +5,12 @@ One step is θ ← θ − lr · v with v ← momentum · v + (∇f(θ) + correct
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from fedtailor.errors import FedtailorError
 from fedtailor.learning.network import Network
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -61,6 +63,41 @@ def take(x: Tensor, samples: Tensor | None) -> Tensor:
     return x.index_select(0, samples)
 
 
+@dataclass
+class Batch:
+    """Samples on their way through the network: what an objective of a method's own is made from."""
+
+    network: Network
+    loss_function: Loss
+    x: Tensor
+    y: Tensor
+    samples: Tensor | None = None  # their numbers in the client's training set; None: all of them
+
+    @cached_property
+    def features(self) -> Tensor:
+        """What the body makes of the samples."""
+        found = self.network.features(self.x)
+        if found is None:
+            raise FedtailorError("This method needs a network that can be cut between its body and its head.")
+        return found
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        head = self.network.head_module() if "features" in vars(self) else None
+        return self.network(self.x) if head is None else head(self.features)
+
+    @property
+    def loss(self) -> Tensor:
+        return self.loss_function(self.outputs, self.y)
+
+
+Objective = Callable[[Batch], Tensor]
+
+
+def plain_loss(batch: Batch) -> Tensor:
+    return batch.loss
+
+
 def descend(
     network: Network,
     theta: Tensor,
@@ -75,22 +112,30 @@ def descend(
     part: slice | None = None,
     velocity: Tensor | None = None,
     each_step: Callable[[Tensor], None] | None = None,
+    objective: Objective | None = None,
 ) -> Tensor:
     """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
 
     `correction` is added to every gradient: a constant vector, or a function of the present one. `scale` multiplies
     the sum, as a learning rate of its own for every entry. `part` restricts the steps to a slice (all these vectors
     then have its length); the head alone trains on features that are computed once. `velocity` is the momentum to
-    begin with, updated in place. `each_step` is called after every step with the present vector.
+    begin with, updated in place. `each_step` is called after every step with the present vector. `objective` stands
+    for the plain loss of a batch.
     """
     part = part or slice(0, network.size)
     network.vector.copy_(theta)
-    function, x = _trained_function(network, x, part)
+    function: Callable[[Tensor], Tensor] = network
+    if objective is None:
+        function, x = _trained_function(network, x, part)
+    else:
+        network.module.train()
     vector, gradient = network.vector[part], network.gradient[part]
     still = [s for s in network.statistics if s.start < (part.stop or 0) and s.stop > part.start]
     for chosen in batches(len(x), how, stream, x.device):
         network.gradient.zero_()
-        loss(function(take(x, chosen)), take(y, chosen)).backward()
+        xs, ys = take(x, chosen), take(y, chosen)
+        value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
+        value.backward()
         with torch.no_grad():
             if correction is not None:
                 gradient.add_(correction(vector) if callable(correction) else correction)
@@ -108,23 +153,34 @@ def descend(
     return network.vector.clone()
 
 
-def batch_gradients(
-    network: Network,
-    theta: Callable[[], Tensor],
-    x: Tensor,
-    y: Tensor,
-    loss: Loss,
-    how: Descent,
-    stream: torch.Generator,
-) -> Iterator[Tensor]:
-    """The gradient of each batch of a descent, at whatever `theta()` is when its turn comes: for those who take the
-    steps themselves. It is good until the next one is asked for."""
+def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_loss) -> Tensor:
+    """The gradient of a batch's loss, or of another objective, at `theta`."""
+    network = _at(theta, batch)
+    objective(batch).backward()
+    return network.gradient.clone()
+
+
+def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
+    """∇²f(θ) times a direction, exactly: the gradient of ⟨∇f(θ), direction⟩."""
+    network = _at(theta, batch)
+    parameters = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
+    network.gradient.copy_(direction)
+    directions = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    network.gradient.zero_()
+    gradients = torch.autograd.grad(batch.loss, parameters, create_graph=True)
+    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
+    assert isinstance(slope, Tensor)
+    slope.backward()
+    return network.gradient.clone()
+
+
+def _at(theta: Tensor, batch: Batch) -> Network:
+    """The batch's network at `theta`, about to be trained."""
+    network = batch.network
     network.module.train()
-    for chosen in batches(len(x), how, stream, x.device):
-        network.vector.copy_(theta())
-        network.gradient.zero_()
-        loss(network(take(x, chosen)), take(y, chosen)).backward()
-        yield network.gradient
+    network.vector.copy_(theta)
+    network.gradient.zero_()
+    return network
 
 
 def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[Callable[[Tensor], Tensor], Tensor]:

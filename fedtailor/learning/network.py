@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
 
+NORMALISATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
 
 class Network:
     """The vector view of a module.
 
     `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
     other. `body`, `head` and `layers` are slices of them; `statistics` are the slices that hold buffers, which
-    no gradient step may touch.
+    no gradient step may touch, `norms` those of normalisation layers.
     """
 
     def __init__(
@@ -53,6 +55,9 @@ class Network:
             for owner, attribute, tensor in layers[name]:
                 self._place(name, owner, attribute, tensor, slice(start, start + tensor.numel()))
                 start += tensor.numel()
+        self.norms = [
+            place for name, place in self.layers.items() if isinstance(self.module.get_submodule(name), NORMALISATION)
+        ]
         head_size = sum(sizes[name] for name in self.head_names)
         self.body, self.head = slice(0, start - head_size), slice(start - head_size, start)
         self._constants = [

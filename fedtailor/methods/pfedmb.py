@@ -55,7 +55,8 @@ class PFedMB(Method):
         alpha = client.state.get("alpha", W.new_full((len(slices), self.branches), 1 / self.branches))
         if self.branches > 1 and self.alpha_lr:
             alpha = alpha.clone()
-            for gradient in client.gradients(lambda: mix(alpha, W, slices)):  # line 19
+            for batch in client.batches():  # line 19
+                gradient = client.gradient(mix(alpha, W, slices), batch)
                 pulled = torch.stack([W[:, layer] @ gradient[layer] for layer in slices])
                 alpha.copy_(project(alpha - self.alpha_lr * pulled))  # Eq. 3
         client.state["alpha"] = alpha
