@@ -38,6 +38,9 @@ class Evaluation(_Strict):
     choose: Literal["last", "best-validation", "best-test", "last-10"] = Field(
         "last", description="the round that counts as the result; last-10 is the mean of the last ten rounds"
     )
+    train: bool = Field(
+        False, description="measure loss and accuracy on the training samples too, weighted by samples: the objective"
+    )
     every: int = Field(1, ge=1, description="evaluate every so many rounds (and in the last one)")
 
 
@@ -78,7 +81,8 @@ class Experiment(_Strict):
     rounds: int = Field(20, ge=1, description="communication rounds")
     participation: str = Field(
         "all",
-        description="who takes part in a round: all, 0.25 (a fraction), 6 (so many), independent:0.2 (each by chance)",
+        description="who takes part in a round: all, 0.25 (a fraction), 6 (so many), 4-28 (so many, drawn anew), "
+        "independent:0.2 (each by chance)",
     )
     lr: float = Field(0.1, gt=0, description="learning rate of the local descent")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the local descent")

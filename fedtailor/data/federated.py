@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from fedtailor.data.partitions import NATURAL, Ints, deal, parse
+from fedtailor.data.partitions import NATURAL, WITHIN, Ints, deal, parse
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.streams import numpy_stream
 
@@ -224,7 +224,7 @@ def _clients(
             )
         return dataset.client.numpy()[first], dataset.client_names
     clients = 20 if clients is None else clients
-    parse(partition)
+    parse(partition.removeprefix(WITHIN))
     if clients < 1:
         raise FedtailorError(f"{clients} clients were asked for: a federation needs at least 1.")
     if max(min_samples, 1) * clients > len(first):
@@ -233,8 +233,40 @@ def _clients(
             f"with at least {max(min_samples, 1)} each: ask for fewer clients or a smaller --min-samples."
         )
     labels = dataset.y.numpy()[first]
+    if partition.startswith(WITHIN):
+        return _within(dataset, first, labels, parts, partition, clients, min_samples, seed)
     dealt = deal(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)
     return dealt, tuple(map(str, range(clients)))
+
+
+def _within(
+    dataset: Dataset,
+    first: Ints,
+    labels: Ints,
+    parts: Ints,
+    partition: str,
+    clients: int,
+    min_samples: int,
+    seed: int,
+) -> tuple[Ints, tuple[str, ...]]:
+    """The samples of each natural client (a domain, say) dealt to equally many clients."""
+    if dataset.client is None:
+        raise FedtailorError(f"The data set {dataset.name!r} names no clients: leave {WITHIN!r} out of the partition.")
+    domains = dataset.client_names
+    if clients % len(domains):
+        raise FedtailorError(
+            f"The partition {partition!r} needs a multiple of the {len(domains)} clients that the data set "
+            f"{dataset.name!r} names, not {clients}."
+        )
+    each = clients // len(domains)
+    client = np.full(len(first), -1, dtype=np.int64)
+    of_domain = dataset.client.numpy()[first]
+    for domain in range(len(domains)):
+        mine = np.flatnonzero(of_domain == domain)
+        spec = partition.removeprefix(WITHIN)
+        dealt = deal(labels[mine], len(dataset.classes), parts[mine], spec, each, min_samples, seed, domain)
+        client[mine] = np.where(dealt < 0, -1, dealt + domain * each)
+    return client, tuple(f"{name}-{number}" for name in domains for number in range(each))
 
 
 def _random_sides(client: Ints, clients: int, test: float, validation: float, seed: int) -> Ints:

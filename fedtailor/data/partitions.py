@@ -18,6 +18,7 @@ Ints = NDArray[np.int64]
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class
 DRAWS = 1000
 NATURAL = "natural"  # not drawn: the data set knows its clients
+WITHIN = "natural+"  # drawn within each of them: its samples are dealt to several clients
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,11 @@ def parse(spec: str) -> tuple[Partition, float]:
     return partition, value
 
 
-def deal(labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_samples: int, seed: int) -> Ints:
-    """The client of each sample; -1 for samples of a class that no client owns. Part 0 is trained on."""
+def deal(
+    labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_samples: int, seed: int, *where: int
+) -> Ints:
+    """The client of each sample; -1 for samples of a class that no client owns. Part 0 is trained on. `where` tells
+    the draws of several deals apart."""
     partition, parameter = parse(spec)
     if not partition.by_label:
         labels, classes = np.zeros_like(parts), 1
@@ -64,13 +68,13 @@ def deal(labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_s
         )
     totals = np.zeros((int(parts.max()) + 1, classes), dtype=np.int64)
     np.add.at(totals, (parts, labels), 1)
-    rng = numpy_stream(seed, "partition", "shares")
+    rng = numpy_stream(seed, "partition", "shares", *where)
     for _ in range(DRAWS):
         shares = partition.draw(totals, clients, parameter, rng)
         counts = _counts(totals, shares, partition.in_turn)
         fewest = int(counts.sum(axis=(0, 1)).min())
         if fewest >= min_samples and counts[0].sum(axis=0).min() > 0:
-            return _hand_out(labels, parts, counts, partition.in_turn, numpy_stream(seed, "partition", "order"))
+            return _hand_out(labels, parts, counts, partition.in_turn, numpy_stream(seed, "partition", "order", *where))
     raise FedtailorError(
         f"The partition {spec!r} did not give every client {max(min_samples, 1)} samples, one of them to train on, in "
         f"any of {DRAWS} draws (the last gave a client {fewest}): ask for fewer clients, a smaller --min-samples or "
@@ -199,4 +203,7 @@ def partitions_catalogue() -> dict[str, str]:
         f"{name}:{partition.parameter}" if partition.parameter else name: partition.description
         for name, partition in PARTITIONS.items()
     }
-    return drawn | {NATURAL: "the clients that the data itself names"}
+    return drawn | {
+        NATURAL: "the clients that the data itself names",
+        f"{WITHIN}…": "each of those dealt to equally many clients, by any of the others (natural+dirichlet:0.3)",
+    }

@@ -24,7 +24,7 @@ from fedtailor.learning.network import Network
 from fedtailor.method import Method
 from fedtailor.streams import seed_network, torch_seed
 
-Measured = dict[str, Metrics]  # "test" and "validation"
+Measured = dict[str, Metrics]  # "test", "validation" and, where asked for, "train"
 
 
 @dataclass
@@ -84,6 +84,7 @@ class Bench:
     fine_tune: int
     seed: int
     participation: float = 1.0
+    on_train: bool = False  # measure models on the training samples too
 
     def fingerprint(self) -> str:
         """A checksum of the vector that training begins with."""
@@ -173,11 +174,19 @@ class Bench:
         scores = outputs(self.network, theta, x)
         for number, piece in zip(clients, scores.split(lengths), strict=True):
             validation, test = self.data.validation(number)[1], self.data.test(number)[1]
-            piece = piece[:, : self.outputs_of(number)] if piece.dim() == 2 else piece
-            yield {
+            piece = self._counted(piece, number)
+            measured = {
                 "validation": measure(piece[: len(validation)], validation, self.loss),
                 "test": measure(piece[len(validation) :], test, self.loss),
             }
+            if self.on_train:
+                x, y = self.data.train(number)
+                measured["train"] = measure(self._counted(outputs(self.network, theta, x), number), y, self.loss)
+            yield measured
+
+    def _counted(self, scores: Tensor, number: int) -> Tensor:
+        """The outputs that count for this client."""
+        return scores[:, : self.outputs_of(number)] if scores.dim() == 2 else scores
 
 
 def check_tensors(what: str, tensors: Message) -> None:

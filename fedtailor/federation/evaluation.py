@@ -17,6 +17,8 @@ from fedtailor.method import Message, Method, Server
 
 SHARED_PASS = 2048  # held-out samples of clients evaluated together; fixed, so the numbers do not depend on the workers
 METRICS = ("accuracy", "loss", "balanced_accuracy", "auc")
+AVERAGED = (*METRICS, "accuracy_std", "accuracy_worst_decile", "validation_accuracy", "validation_loss", "train_loss",
+            "train_accuracy")  # fmt: skip
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Evaluator:
     states: States
     clients: list[int]  # who may be evaluated: the training clients, or the new ones
     test_samples: list[int]
+    train_samples: list[int]
     held_out_samples: list[int]  # validation and test
     known: dict[int, tuple[int | None, Measured]] = field(default_factory=dict)
 
@@ -99,19 +102,24 @@ def _as_measured(recorded: Measured) -> Measured:
     }
 
 
-def summary(measured: dict[int, Measured], average: str, test_samples: list[int]) -> dict[str, Any]:
+def summary(
+    measured: dict[int, Measured], average: str, test_samples: list[int], train_samples: list[int]
+) -> dict[str, Any]:
     """A round's figures: the mean of each metric, the spread of the accuracy over clients, its worst decile (the mean
-    of the worst tenth of the clients, at least one), and the mean on validation samples."""
+    of the worst tenth of the clients, at least one), the mean on validation samples and, where it was measured, on
+    training samples, weighted by their number: the objective Σ n_i/n f_i."""
 
     def values(split: str, metric: str) -> tuple[list[float], list[int]]:
-        pairs = [(m[split][metric], test_samples[client]) for client, m in sorted(measured.items())]
+        samples = train_samples if split == "train" else test_samples
+        pairs = [(m[split][metric], samples[client]) for client, m in sorted(measured.items()) if split in m]
         return [v for v, _ in pairs if v is not None], [n for v, n in pairs if v is not None]
 
     def mean(split: str, metric: str) -> float | None:
         found, weights = values(split, metric)
         if not found:
             return None
-        return float(np.average(found, weights=weights if average == "sample" and any(weights) else None))
+        by_samples = (average == "sample" or split == "train") and any(weights)
+        return float(np.average(found, weights=weights if by_samples else None))
 
     figures: dict[str, Any] = {metric: mean("test", metric) for metric in METRICS}
     accuracies = sorted(values("test", "accuracy")[0])
@@ -120,6 +128,8 @@ def summary(measured: dict[int, Measured], average: str, test_samples: list[int]
     figures["accuracy_worst_decile"] = float(np.mean(worst)) if worst else None
     figures["validation_accuracy"] = mean("validation", "accuracy")
     figures["validation_loss"] = mean("validation", "loss")
+    if any("train" in of_client for of_client in measured.values()):
+        figures |= {"train_loss": mean("train", "loss"), "train_accuracy": mean("train", "accuracy")}
     figures["evaluated"] = len(values("test", "loss")[0])
     return figures
 
@@ -144,7 +154,7 @@ def chosen_round(rounds: list[dict[str, Any]], choose: str) -> dict[str, Any] | 
 
 def _mean_round(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     mean = dict(rounds[-1])
-    for name in (*METRICS, "accuracy_std", "accuracy_worst_decile", "validation_accuracy", "validation_loss"):
+    for name in (name for name in mean if name in AVERAGED):
         found = [record[name] for record in rounds if record[name] is not None]
         mean[name] = float(np.mean(found)) if found else None
     return mean

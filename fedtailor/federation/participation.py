@@ -10,17 +10,21 @@ from fedtailor.streams import numpy_stream
 
 @dataclass(frozen=True)
 class Participation:
-    """All clients, a fixed number, a fraction, or each one independently by chance (then possibly nobody)."""
+    """All clients, a fixed number, a fraction, a number drawn anew in every round, or each one independently by chance
+    (then possibly nobody)."""
 
-    kind: Literal["all", "count", "fraction", "independent"]
+    kind: Literal["all", "count", "fraction", "range", "independent"]
     amount: float = 1
+    most: int = 0  # of a range
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """From `all`, `6`, `0.25`, `25%` or `independent:0.2`. A whole number is a number of clients."""
+        """From `all`, `6`, `0.25`, `25%`, `4-28` or `independent:0.2`. A whole number is a number of clients."""
         text = str(value).strip().lower()
         if text == "all":
             return cls("all")
+        if (match := re.fullmatch(r"(\d+)-(\d+)", text)) and 1 <= int(match[1]) <= int(match[2]):
+            return cls("range", int(match[1]), int(match[2]))
         if match := re.fullmatch(r"(independent:)?(\d*\.?\d+(?:e-?\d+)?)(%?)", text):
             by_chance, digits, percent = match.groups()
             if digits.isdigit() and not percent and not by_chance:
@@ -30,28 +34,37 @@ class Participation:
             share = float(digits) / 100 if percent else float(digits)
             if 0 < share <= 1:
                 return cls("independent" if by_chance else "fraction", share)
-        raise ValueError("all, a number of clients (6), a fraction between 0 and 1 (0.25), or independent:PROBABILITY")
+        raise ValueError(
+            "all, a number of clients (6), a fraction between 0 and 1 (0.25), a range (4-28), or independent:PROBABILITY"
+        )
 
     def __str__(self) -> str:
-        number = f"{self.amount:.0f}" if self.kind == "count" else repr(float(self.amount))
-        return {"all": "all", "count": number, "fraction": number, "independent": f"independent:{number}"}[self.kind]
+        whole, share = f"{self.amount:.0f}", repr(float(self.amount))
+        return {
+            "all": "all",
+            "count": whole,
+            "fraction": share,
+            "range": f"{whole}-{self.most}",
+            "independent": f"independent:{share}",
+        }[self.kind]
 
     def count(self, clients: int) -> int | None:
         """How many of so many clients take part in a round: a fraction is rounded down to at least one; None where
         it is left to chance."""
         if self.kind == "independent":
             return None
-        if self.kind == "count":
-            if self.amount > clients:
-                raise FedtailorError(
-                    f"{self.amount:.0f} clients cannot take part in a round: there are only {clients}."
-                )
-            return int(self.amount)
+        if self.kind in ("count", "range") and max(self.amount, self.most) > clients:
+            most = max(int(self.amount), self.most)
+            raise FedtailorError(f"{most} clients cannot take part in a round: there are only {clients}.")
+        if self.kind in ("count", "range"):
+            return None if self.kind == "range" else int(self.amount)
         return max(1, int(self.amount * clients + 1e-9))
 
     def mean(self, clients: int) -> float:
         """How many of so many clients take part in a round on average."""
         count = self.count(clients)
+        if self.kind == "range":
+            return (self.amount + self.most) / 2
         return self.amount * clients if count is None else count
 
     def draw(self, clients: list[int], seed: int, round: int) -> list[int]:
@@ -59,7 +72,10 @@ class Participation:
         stream = numpy_stream(seed, "participation", round)
         if self.kind == "all":
             return sorted(clients)
-        if (count := self.count(len(clients))) is None:
+        count = self.count(len(clients))
+        if self.kind == "range":
+            count = int(stream.integers(int(self.amount), self.most + 1))
+        if count is None:
             return [
                 client for client, luck in zip(clients, stream.random(len(clients)), strict=True) if luck < self.amount
             ]

@@ -120,7 +120,12 @@ class Federation:
         up = {client: message_bytes(result.reply) for client, result in results.items()}
         figures: Record = {
             "round": number,
-            **summary(measured, self.experiment.evaluation.average, self.evaluator.test_samples),
+            **summary(
+                measured,
+                self.experiment.evaluation.average,
+                self.evaluator.test_samples,
+                self.evaluator.train_samples,
+            ),
             "participants": participants,
             "failed": [client for client in participants if client not in results],
             "bytes_down": sum(down.values()),

@@ -74,6 +74,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Bench:
         experiment.evaluation.fine_tune,
         experiment.seed,
         Participation.parse(experiment.participation).mean(training) / training,
+        experiment.evaluation.train,
     )
     _check_protocol(experiment, bench)
     return bench
@@ -128,6 +129,7 @@ def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | N
         states,
         evaluated,
         test_samples=(bounds[:, 3] - bounds[:, 2]).tolist(),
+        train_samples=data.samples.tolist(),
         held_out_samples=(bounds[:, 3] - bounds[:, 1]).tolist(),
     )
     observations = Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6))

@@ -235,3 +235,17 @@ def test_own_labels_number_each_clients_classes_from_zero() -> None:
         start, _, _, end = own.bounds[client].tolist()
         names = shared.y[start:end].unique()
         assert torch.equal(names[own.y[start:end]], shared.y[start:end])
+
+
+def test_each_natural_client_is_dealt_to_several() -> None:
+    data = natural(300, 200)
+    dealt = federate(data, partition="natural+dirichlet:0.5", clients=6, test=0, validation=0)
+    assert dealt.names == tuple(f"{name}-{number}" for name in data.client_names for number in range(3))
+    assert dealt.samples[:3].sum() == 300
+    assert dealt.samples[3:].sum() == 200
+    both = federate(natural(200, 200), partition="natural+quantity:0.5", clients=4, test=0, validation=0).samples
+    assert both[:2].tolist() != both[2:].tolist()  # draws of their own
+    with pytest.raises(FedtailorError, match="a multiple of the 2 clients"):
+        federate(data, partition="natural+iid", clients=5)
+    with pytest.raises(FedtailorError, match="unknown partition|no partition|did you mean"):
+        federate(data, partition="natural+dirichle:1", clients=4)

@@ -11,6 +11,7 @@ import fedtailor as ft
 from fedtailor.engines import Bench
 from fedtailor.federation.evaluation import chosen_round, summary
 from fedtailor.learning.metrics import measure, outputs
+from tests.helpers import digits
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -190,7 +191,7 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth() -> None:
         return {"test": metrics, "validation": metrics}
 
     measured = {number: client(number / 100) for number in range(20)} | {20: client(None)}
-    figures = summary(measured, "client", [1] * 21)
+    figures = summary(measured, "client", [1] * 21, [1] * 21)
     assert figures["accuracy_worst_decile"] == pytest.approx((0.0 + 0.01) / 2)
     assert figures["accuracy"] == pytest.approx(np.mean(np.arange(20) / 100))
     assert figures["evaluated"] == 20
@@ -208,3 +209,21 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth() -> None:
 def test_protocols_that_make_no_sense_are_refused(evaluation: dict[str, Any], says: str) -> None:
     with pytest.raises(ft.FedtailorError, match=says):
         ft.run("fedavg", **SMALL, evaluation=evaluation)
+
+
+def test_the_training_loss_is_the_objective() -> None:
+    """Eq. 1 of PFLEGO: the clients' mean training losses at their personal models, weighted by samples."""
+    data = digits([20, 60, 40])
+    result = ft.run(
+        "fedper", data=data, model="mlp:16", rounds=2, dtype="float64", evaluation={"train": True}, engine="in-process"
+    )
+    run = result._federation
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    total = 0.0
+    for client in range(3):
+        module.double().load_state_dict(result.personal(client))
+        x, y = run.data.train(client)
+        total += torch.nn.functional.cross_entropy(module(x), y, reduction="sum").item()
+    assert result.rounds[-1]["train_loss"] == pytest.approx(total / int(run.data.samples.sum()), rel=1e-12)
+    assert 0 <= result.rounds[-1]["train_accuracy"] <= 1
+    assert "train_loss" not in ft.run("fedper", data=data, model="mlp:16", rounds=1, engine="in-process").rounds[-1]

@@ -55,3 +55,16 @@ def test_more_participants_than_clients_are_refused() -> None:
 @pytest.mark.parametrize("text", ["all", "6", "0.25", "independent:0.2"])
 def test_what_is_written_down_reads_the_same(text: str) -> None:
     assert Participation.parse(str(Participation.parse(text))) == Participation.parse(text)
+
+
+def test_a_range_draws_the_number_anew() -> None:
+    participation = Participation.parse("4-28")
+    assert str(participation) == "4-28"
+    assert participation.mean(50) == 16
+    counts = [len(participation.draw(list(range(50)), 0, number)) for number in range(400)]
+    assert (min(counts), max(counts)) == (4, 28)
+    assert sum(counts) / len(counts) == pytest.approx(16, abs=1)
+    with pytest.raises(ft.FedtailorError, match="28 clients cannot take part in a round: there are only 20"):
+        participation.mean(20)
+    with pytest.raises(ValueError, match="a range"):
+        Participation.parse("28-4")
