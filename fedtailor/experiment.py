@@ -14,6 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedtailor.errors import FedtailorError, unknown, wanted
 from fedtailor.federation.participation import Participation
 
+# What decides about the clients and their samples (beside the seed).
+DATA_SETTINGS = (
+    "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
+    "new_clients", "pixels", "labels", "label_column", "client_column", "picture_size",
+)  # fmt: skip
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -124,6 +130,12 @@ class Experiment(_Strict):
         if value != "full" and not (str(value).isdecimal() and int(value) >= 1):
             raise ValueError("a whole number of at least 1, or full")
         return value if value == "full" else int(value)
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Settings over settings; sections are merged, not replaced."""
+    sections = [name for name in over if isinstance(base.get(name), dict) and isinstance(over[name], dict)]
+    return {**base, **over, **{name: {**base[name], **over[name]} for name in sections}}
 
 
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from fedtailor import __version__
-from fedtailor.cli import catalogues, running
+from fedtailor.cli import catalogues, reproducing, running
 from fedtailor.cli.display import err
 from fedtailor.errors import FedtailorError
 
@@ -35,6 +35,8 @@ for command in (
     running.run,
     running.resume,
     running.show,
+    reproducing.presets,
+    reproducing.reproduce,
     catalogues.methods,
     catalogues.data,
     catalogues.models,

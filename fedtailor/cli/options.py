@@ -10,12 +10,8 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Evaluation, Experiment
+from fedtailor.experiment import DATA_SETTINGS, Evaluation, Experiment
 
-DATA_SETTINGS = (
-    "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
-    "new_clients", "pixels", "labels", "label_column", "client_column", "picture_size",
-)  # fmt: skip
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
     "drop_last", "seed", "dtype",

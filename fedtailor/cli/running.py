@@ -17,9 +17,9 @@ from fedtailor.cli.display import (
     progress_bars,
     results_table,
 )
-from fedtailor.cli.options import DATA_SETTINGS, experiment_options, parse_assignments
+from fedtailor.cli.options import experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
+from fedtailor.experiment import Evaluation, Experiment, make_experiment, merged, read_experiment
 
 if TYPE_CHECKING:
     from fedtailor.api import RunResult
@@ -151,11 +151,11 @@ def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str
         _check_assignment(name, {parameter for known in fields for parameter in known}, what)
     experiments = []
     for base, known in zip(bases, fields, strict=True):
-        settings = _merged(base, options)
+        settings = merged(base, options)
         for name, value in assignments.items():
             section, _, inner = name.rpartition(".")
             if section or name in known:
-                settings = _merged(settings, {section or "parameters": {inner: value}})
+                settings = merged(settings, {section or "parameters": {inner: value}})
             elif name in Experiment.model_fields:
                 settings[name] = value
         experiments.append(make_experiment(settings))
@@ -177,12 +177,6 @@ def _base(word: str) -> dict[str, Any]:
     return {"method": word}
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Settings over settings; sections are merged, not replaced."""
-    sections = [name for name in over if isinstance(base.get(name), dict) and isinstance(over[name], dict)]
-    return {**base, **over, **{name: {**base[name], **over[name]} for name in sections}}
-
-
 def _check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
     settings = [*Experiment.model_fields, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
     if name in parameters or name in settings or name.startswith("parameters."):
@@ -194,20 +188,11 @@ def _check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
 
 
 def _prepare(experiments: list[Experiment]) -> list["Bench"]:
-    """Everything that can go wrong before a round does so for all experiments before the first is run. Experiments on
-    the same data share them."""
-    from fedtailor.api import isolated
-    from fedtailor.federation.setup import Objects, deal_data, prepare
+    """Everything that can go wrong before a round does so for all experiments before the first is run."""
+    from fedtailor.campaign import Benches
 
-    dealt: dict[str, Any] = {}
-    benches = []
-    with isolated():
-        for experiment in experiments:
-            key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
-            if key not in dealt:
-                dealt[key] = deal_data(experiment)
-            benches.append(prepare(experiment, Objects(data=dealt[key])))
-    return benches
+    benches = Benches()
+    return [benches.prepare(experiment) for experiment in experiments]
 
 
 def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:

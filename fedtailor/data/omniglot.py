@@ -24,9 +24,12 @@ SIDE, DRAWERS = 28, 20
 
 
 def read_omniglot(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """`group` is class × 20 + drawer, one drawing. `omniglot:rotated` adds each by 90°, 180° and 270°."""
-    if variant not in ("", "rotated"):
-        raise FedtailorError(f"'omniglot:{variant}' is not known: write 'omniglot' or 'omniglot:rotated'.")
+    """`group` is class × 20 + drawer, one drawing. `omniglot:rotated` adds each by 90°, 180° and 270°, which stay on
+    one side of a split; `omniglot:rotated-apart` lets them fall apart, as PFLEGO's release does."""
+    if variant not in ("", "rotated", "rotated-apart"):
+        raise FedtailorError(
+            f"'omniglot:{variant}' is not known: write 'omniglot', 'omniglot:rotated' or 'omniglot:rotated-apart'."
+        )
     require(info, root)
     drawings = [drawing for half in HALVES for drawing in _drawings(root / "omniglot" / half)]
     alphabets = list(dict.fromkeys(alphabet for alphabet, *_ in drawings))
@@ -39,13 +42,13 @@ def read_omniglot(info: DataInfo, root: Path, variant: str) -> Dataset:
     group = y * DRAWERS + torch.tensor([drawer for _, _, drawer, _ in drawings])
     turns = 4 if variant else 1
     return Dataset(
-        name="omniglot:rotated" if variant else "omniglot",
+        name=f"omniglot:{variant}" if variant else "omniglot",
         x=torch.cat([x.rot90(turn, (2, 3)) for turn in range(turns)]),
         y=y.repeat(turns),
         classes=tuple(map("/".join, characters)),
         client=client.repeat(turns),
         client_names=tuple(alphabets),
-        group=group.repeat(turns),
+        group=None if variant == "rotated-apart" else group.repeat(turns),
     )
 
 
@@ -92,7 +95,8 @@ DATA_SETS: DataSets = (
         DataInfo(
             "omniglot", "handwritten characters of 50 alphabets (the clients), 28×28 grey", 1623,
             _files((".zip", ".zip")),
-            "https://github.com/brendenlake/omniglot", variants="rotated (each drawing in four directions)",
+            "https://github.com/brendenlake/omniglot",
+            variants="rotated (each drawing in four directions), rotated-apart (not kept together)",
             also=(_files(("", "")), _files(("", ".zip")), _files((".zip", ""))),
         ),
         read_omniglot,

@@ -35,7 +35,7 @@ class Participation:
             if 0 < share <= 1:
                 return cls("independent" if by_chance else "fraction", share)
         raise ValueError(
-            "all, a number of clients (6), a fraction between 0 and 1 (0.25), a range (4-28), or independent:PROBABILITY"
+            "all, a number of clients (6), a fraction between 0 and 1 (0.25), a range (4-28) or independent:PROBABILITY"
         )
 
     def __str__(self) -> str:

@@ -113,7 +113,13 @@ class PGFed(Method):
         return client.state["theta"] if "theta" in client.state else message["theta"]
 
     def observe(self, server: Server) -> Message:
-        return {"A": server.state["A"]}
+        """A, its change, and how the change of its columns (help given) and rows (help needed) goes with the clients'
+        training samples (Figure 3)."""
+        change = server.state["A"] - 1 / server.per_round
+        n = server.samples.to(change)
+        pairs = [torch.stack([change.mean(dim), n]) for dim in (0, 1)]
+        correlation = torch.stack([torch.corrcoef(pair)[0, 1] for pair in pairs]).nan_to_num(0.0)
+        return {"A": server.state["A"], "change": change, "correlation": correlation}
 
 
 def path_length(client: Client, warm: bool) -> float:

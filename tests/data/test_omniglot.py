@@ -129,5 +129,11 @@ def test_a_missing_half_and_an_unknown_variant_are_refused(tmp_path: Path) -> No
     write_zips(tmp_path, "images_background")
     with pytest.raises(FedtailorError, match=r"get omniglot/images_evaluation\.zip from https://github\.com/brenden"):
         load("omniglot", tmp_path)
-    with pytest.raises(FedtailorError, match="write 'omniglot' or 'omniglot:rotated'"):
+    with pytest.raises(FedtailorError, match="write 'omniglot', 'omniglot:rotated' or"):
         load("omniglot:turned", tmp_path)
+
+
+def test_rotations_fall_apart_only_if_asked_for(root: Path) -> None:
+    together, apart = load("omniglot:rotated", root), load("omniglot:rotated-apart", root)
+    assert torch.equal(apart.x, together.x)
+    assert apart.group is None

@@ -1,0 +1,214 @@
+"""`fedtailor presets` and `reproduce`."""
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedtailor.cli.display import RoundProgress, definition_table, err, out, plain_table, progress_bars
+from fedtailor.cli.running import INTERRUPTED
+
+if TYPE_CHECKING:
+    from fedtailor.federation.record import Record
+    from fedtailor.presets import Preset
+    from fedtailor.presets.reproduce import Reproduction
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(help="a preset, to see its settings", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """List the papers' tables and figures that can be reproduced; with a NAME, show one with its settings."""
+    from fedtailor.presets import find_preset
+    from fedtailor.presets import presets as all_presets
+
+    shown = [find_preset(name)] if name else list(all_presets().values())
+    if json:
+        typer.echo(json_format.dumps([_plain(preset) for preset in shown], indent=2, ensure_ascii=False))
+    elif name:
+        _show(shown[0])
+    else:
+        cells = [(p.name, f"{p.title} ({len(p.rows)} methods)", _columns(p)) for p in shown]
+        out.print(definition_table("Presets", ("name", "what it is", "columns: NAME-COLUMN"), cells))
+        out.print("Reproduce one with: fedtailor reproduce NAME", highlight=False)
+
+
+def _columns(preset: "Preset") -> str:
+    whole = preset.domains or preset.measure == "correlation" or len(preset.columns) == 1
+    return "" if whole else ", ".join(preset.columns)
+
+
+def _plain(preset: "Preset") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {**asdict(preset), "missing": [row.name for row in preset.rows if row.missing]}
+
+
+def _show(preset: "Preset") -> None:
+    """A preset with its settings and the paper's numbers."""
+    from fedtailor.experiment import write_toml
+
+    table = plain_table(f"{preset.name}: {preset.title}")
+    table.add_column("method", style="bold")
+    for column in preset.columns:
+        table.add_column(escape(column), justify="right")
+    for row in preset.rows:
+        title = row.title + (" (missing)" if row.missing else "")
+        table.add_row(escape(title), *(number or "–" for number in row.theirs))
+    out.print(table)
+    _print_notes(preset.paper, preset.notes, preset.claim)
+    out.print("\nSettings:", style="bold")
+    out.print(write_toml(preset.settings), highlight=False, markup=False)
+    for column, settings in preset.columns.items():
+        if settings:
+            out.print(f"{column}: {settings}", highlight=False, markup=False)
+    for row in preset.rows:
+        if row.settings:
+            out.print(f"{row.name}: {row.settings}", highlight=False, markup=False)
+
+
+def _print_notes(paper: str, notes: tuple[str, ...] | list[str], claim: str) -> None:
+    out.print(f"{paper}.", highlight=False, markup=False)
+    for note in (*notes, *([f"The paper: {claim}"] if claim else [])):
+        out.print(f"- {note}", highlight=False, markup=False)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="a preset: see fedtailor presets", show_default=False)],
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="a shorter version, which says so in its result", show_default=False)
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="METHOD", help="one of its methods (may be repeated)")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of every cell, with the seeds 0, 1, …")] = 1,
+    cost: Annotated[bool, typer.Option("--cost", help="say what it costs, and stop")] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(help="other data in place of the preset's, or where its folder lies", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False)
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]")] = None,
+    to: Annotated[Path, typer.Option("--out", metavar="DIR", help="where its runs are kept")] = Path("reproductions"),
+) -> None:
+    """Reproduce a table or figure of a paper: our numbers beside theirs.
+
+    It says what it costs before it begins. Runs that are finished are not run again, and one that was interrupted
+    goes on, with the same command.
+
+    [bold]Examples[/]
+
+    fedtailor reproduce pflego/table1-fmnist-high
+
+    fedtailor reproduce pgfed/table2-25 --only pgfed --only fedper
+
+    fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
+    """
+    from fedtailor.presets import find_preset
+    from fedtailor.presets.reproduce import Reproduction, markdown
+
+    preset = find_preset(name)
+    given = {"rounds": rounds, "data": data, "data_dir": data_dir, "workers": workers}
+    changes = {setting: value for setting, value in given.items() if value is not None}
+    work = Reproduction(preset.of_rows(only) if only else preset, to, seeds, changes)
+    try:
+        todo = _announce(work)
+        if cost:
+            return
+        _perform(work, todo)
+        outcome = work.outcome()
+    except KeyboardInterrupt:
+        err.print(f"Interrupted. Continue with the same command: fedtailor reproduce {name} …", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _print_outcome(outcome)
+    _write(to / preset.name.replace("/", "-"), outcome, markdown(outcome))
+
+
+def _announce(work: "Reproduction") -> dict[Path, Any]:
+    """Say what will be done and what it costs, after a short measurement; the runs that are left."""
+    preset = work.preset
+    out.print(f"[bold]{escape(preset.name)}[/]: {escape(preset.title)}", highlight=False)
+    if missing := [row.name for row in preset.rows if row.missing]:
+        out.print(f"Missing, as not in the catalogue yet: {', '.join(missing)}", style="yellow", highlight=False)
+    every, todo = work.experiments(), work.todo()
+    ready = len(every) - len(todo)
+    samples = seconds = 0.0
+    with progress_bars() as bars:
+        task = bars.add_task("measuring", total=len(todo), figures="")
+        for experiment in todo.values():
+            estimate = work.cost(experiment)
+            samples, seconds = samples + estimate.samples, seconds + estimate.seconds
+            bars.advance(task)
+        bars.update(task, visible=False)
+    until = ", at most" if preset.target is not None else ""
+    runs = f"{len(every)} run{'s' if len(every) > 1 else ''} of {work.rounds} rounds"
+    before = f", {ready} of them done already" if ready else ""
+    out.print(
+        f"{runs}{before}. "
+        f"To be trained on{until}: {human_count(samples)} samples, about {human_time(seconds)} on this machine.",
+        highlight=False,
+    )
+    return todo
+
+
+def _perform(work: "Reproduction", todo: dict[Path, Any]) -> None:
+    with progress_bars() as bars:
+        overall = bars.add_task("all runs", total=len(todo), figures="") if len(todo) > 1 else None
+        for path, experiment in todo.items():
+            bar = RoundProgress(bars, f"{experiment.method}, {_difference(experiment)}", experiment.rounds)
+            work.run(path, experiment, bar.round, bar.start)
+            if overall is not None:
+                bars.advance(overall)
+
+
+def _difference(experiment: Any) -> str:
+    return f"{experiment.clients or '?'} clients, seed {experiment.seed}"
+
+
+def _print_outcome(outcome: "Record") -> None:
+    from fedtailor.presets.reproduce import ours_text, shortened
+
+    table = plain_table(f"{outcome['preset']}: {outcome['title']}")
+    table.add_column("method", style="bold", no_wrap=True)
+    columns = [cell["column"] for cell in outcome["rows"][0]["cells"]]
+    for column in columns:
+        table.add_column(f"{column}\nours", justify="right", style="green")
+        table.add_column("\npaper", justify="right")
+    for row in outcome["rows"]:
+        pairs = [(ours_text(outcome, row, cell), cell["paper"] or "–") for cell in row["cells"]]
+        table.add_row(escape(row["title"]), *(text for pair in pairs for text in pair))
+    out.print(table)
+    if text := shortened(outcome):
+        out.print(text, style="yellow", highlight=False)
+    _print_notes(outcome["paper"], outcome["notes"], outcome["claim"])
+
+
+def _write(stem: Path, outcome: "Record", text: str) -> None:
+    from fedtailor.federation.record import plain
+    from fedtailor.federation.states import write_atomically
+
+    write_atomically(stem.with_suffix(".json"), json_format.dumps(plain(outcome), indent=2, ensure_ascii=False) + "\n")
+    write_atomically(stem.with_suffix(".md"), text)
+    out.print(f"Recorded in {stem}.md and .json", highlight=False, soft_wrap=True)
+
+
+def human_count(count: float) -> str:
+    """A large number for people: 950, 12.3 thousand, 4.5 million."""
+    for unit in ("", " thousand", " million"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} billion"
+
+
+def human_time(seconds: float) -> str:
+    """A time for people: 40 s, 5 min, 3.2 h, 2.1 days."""
+    for unit, length in (("s", 60), ("min", 60), ("h", 24)):
+        if seconds < length * 1.5 or (unit == "h" and seconds < length * 2):
+            return f"{seconds:.0f} {unit}" if unit != "h" else f"{seconds:.1f} h"
+        seconds /= length
+    return f"{seconds:.1f} days"

@@ -1,0 +1,62 @@
+"""The papers' tables as files: complete, and with settings that are valid experiments."""
+
+import re
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.methods import CATALOGUE, VARIANTS
+from fedtailor.presets import find_preset, presets
+
+ALL = presets()
+
+
+def test_the_named_ones_are_there() -> None:
+    names = """pgfed/table1-cifar10-25 pgfed/table2 pgfed/figure2 pgfed/figure4-cifar10 pgfed/organamnist-25
+    pgfed/office-home pgfed/throughput pfedmb/table1 pfedmb/table2-dirichlet-15 fedacs/table1-fmnist
+    fedacs/figure1b-cifar10-500 pflego/table1-fmnist-high pflego/table1-fmnist-medium pflego/table1-fmnist-none
+    pflego/table2 pflego/figure4 pflego/figure6"""
+    for name in names.split():
+        assert find_preset(name).name == name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_cell_is_an_experiment(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        assert len(row.theirs) == len(preset.columns)
+        for number in row.theirs:
+            assert re.fullmatch(r"(-?\d+(\.\d+)?( ± \d+\.\d+)?)?", number), (name, row.name, number)
+        assert row.missing == (row.method not in {*CATALOGUE, *VARIANTS})
+        for column in preset.columns if not row.missing else ():
+            experiment = preset.experiment(row, column)
+            assert experiment.method == row.method
+            expected = {**preset.settings, **row.settings, **preset.columns[column]}
+            for setting in ("data", "partition", "clients", "rounds", "lr", "model"):
+                if setting in expected:
+                    assert getattr(experiment, setting) == expected[setting]
+    assert preset.claim or any(any(row.theirs) for row in preset.rows)
+
+
+def test_parameters_of_a_column_reach_the_methods_that_have_them() -> None:
+    preset = ALL["pflego/table1-fmnist"]
+    rows = {row.name: row for row in preset.rows}
+    assert preset.experiment(rows["pflego"], "high").parameters["joint_lr"] == 0.001
+    assert preset.experiment(rows["pflego"], "none").parameters["joint_lr"] == 0.003
+    assert preset.experiment(rows["fedper"], "high").parameters == {}
+    plain = next(row for row in ALL["pfedmb/table1"].rows if row.name == "pfedmb-plain")
+    found = ALL["pfedmb/table1"].experiment(plain, "10").parameters
+    assert found == {"alpha_weighted": False, "branches": 5, "per_layer": False}
+
+
+def test_a_column_is_a_preset_of_its_own() -> None:
+    preset = find_preset("pgfed/table1-cifar10-50")
+    assert list(preset.columns) == ["50"]
+    assert {row.name: row.theirs for row in preset.rows}["pgfed"] == ("81.42 ± 0.31",)
+    assert [row.name for row in preset.of_rows(["pgfed", "local"]).rows] == ["local", "pgfed"]
+    with pytest.raises(ft.FedtailorError, match="did you mean 'pgfedmo'"):
+        preset.of_rows(["pgfedmom"])
+    with pytest.raises(ft.FedtailorError, match="did you mean 'pgfed/table1-cifar10'"):
+        find_preset("pgfed/table1-cifar")
+    with pytest.raises(ft.FedtailorError, match="one run: reproduce it as a whole"):
+        find_preset("pgfed/office-home-Art")
