@@ -130,12 +130,7 @@ def reproduce(
 
 def _announce(work: "Reproduction") -> dict[Path, Any]:
     """Say what will be done and what it costs, after a short measurement; the runs that are left."""
-    preset = work.preset
-    out.print(f"[bold]{escape(preset.name)}[/]: {escape(preset.title)}", highlight=False)
-    if missing := [row.name for row in preset.rows if row.missing]:
-        out.print(f"Missing, as not in the catalogue yet: {', '.join(missing)}", style="yellow", highlight=False)
-    every, todo = work.experiments(), work.todo()
-    ready = len(every) - len(todo)
+    preset, every, todo = work.preset, work.experiments(), work.todo()
     samples = seconds = 0.0
     with progress_bars() as bars:
         task = bars.add_task("measuring", total=len(todo), figures="")
@@ -144,6 +139,10 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
             samples, seconds = samples + estimate.samples, seconds + estimate.seconds
             bars.advance(task)
         bars.update(task, visible=False)
+    out.print(f"[bold]{escape(preset.name)}[/]: {escape(preset.title)}", highlight=False)
+    if missing := [row.name for row in preset.rows if row.missing]:
+        out.print(f"Missing, as not in the catalogue yet: {', '.join(missing)}", style="yellow", highlight=False)
+    ready = len(every) - len(todo)
     until = ", at most" if preset.target is not None else ""
     runs = f"{len(every)} run{'s' if len(every) > 1 else ''} of {work.rounds} rounds"
     before = f", {ready} of them done already" if ready else ""
