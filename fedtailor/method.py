@@ -130,6 +130,8 @@ class Method(BaseModel):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    shared_part: ClassVar[str] = "the model"  # what the clients have in common, in a few words
+    own_part: ClassVar[str] = "nothing"  # what is each client's own
     personal_head: ClassVar[bool] = False  # where labels are each client's own, its head has only its own outputs
 
     def start(self, server: Server) -> None:

@@ -81,6 +81,14 @@ class Client:
         """The number of steps in one descent with the experiment's settings."""
         return step_count(self.samples, self.how)
 
+    def path(self, warm: bool = False) -> float:
+        """How far one descent leads along a constant gradient of length 1, so that x − y over it is the mean gradient
+        along the path: η K and, with momentum m, η (K − Σ m^k) / (1 − m), as a velocity has yet to build up unless
+        the client is `warm`, with the one of its last visit."""
+        m, steps = self.how.momentum, self.steps
+        lost = 0.0 if warm else m * (1 - m**steps) / (1 - m)
+        return self.how.lr * (steps - lost) / (1 - m)
+
     @property
     def body(self) -> slice:
         return self.network.body

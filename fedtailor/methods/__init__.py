@@ -8,17 +8,57 @@ from pydantic import ValidationError
 from fedtailor.errors import FedtailorError, unknown, wanted
 from fedtailor.imports import import_object
 from fedtailor.method import Method
+from fedtailor.methods.apfl import APFL
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedacs import FedACS
+from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedbabu import FedBABU
+from fedtailor.methods.fedbn import FedBN
+from fedtailor.methods.feddyn import FedDyn
+from fedtailor.methods.fedfomo import FedFomo
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedprox import FedProx
+from fedtailor.methods.fedrecon import FedRecon
+from fedtailor.methods.fedrep import FedRep
+from fedtailor.methods.fedrod import FedRoD
+from fedtailor.methods.ifca import IFCA
+from fedtailor.methods.lg_fedavg import LGFedAvg
 from fedtailor.methods.local import Local
+from fedtailor.methods.moon import MOON
+from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedmb import PFedMB
+from fedtailor.methods.pfedme import PFedMe
 from fedtailor.methods.pflego import PFLEGO
 from fedtailor.methods.pgfed import PGFed
+from fedtailor.methods.scaffold import SCAFFOLD
 
-METHODS = (Local, FedAvg, FedProx, FedPer, Ditto, PGFed, PFedMB, FedACS, PFLEGO)
+METHODS = (
+    Local,
+    FedAvg,
+    FedProx,
+    FedPer,
+    Ditto,
+    PGFed,
+    PFedMB,
+    FedACS,
+    PFLEGO,
+    FedBN,
+    IFCA,
+    FedAMP,
+    FedDyn,
+    SCAFFOLD,
+    MOON,
+    FedRep,
+    LGFedAvg,
+    FedBABU,
+    FedRoD,
+    FedRecon,
+    PFedMe,
+    APFL,
+    PerFedAvg,
+    FedFomo,
+)
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 
 # Methods that are another one with other defaults: the name, and what it stands for.

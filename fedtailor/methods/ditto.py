@@ -17,6 +17,8 @@ class Ditto(Method):
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+    shared_part: ClassVar[str] = "the global model"
+    own_part: ClassVar[str] = "a second model, held near it"
 
     lam: float = Field(0.5, ge=0, description="pull of the personal model towards the global one, λ")
 

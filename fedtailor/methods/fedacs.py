@@ -22,6 +22,8 @@ class FedACS(Method):
 
     name: ClassVar[str] = "fedacs"
     paper: ClassVar[str] = "Chen, Li, Shen, Personalized Federated Learning with Attention-Based Client Selection"
+    shared_part: ClassVar[str] = "a mix of similar models for each client"
+    own_part: ClassVar[str] = "the model"
 
     quantile: float = Field(0.5, ge=0, le=1, description="quantile of the similarities that is the threshold, p")
     server_step: float = Field(1.0, ge=0, description="step of the server towards the mix, α_k (Eq. 3; 1 is Eq. 4)")

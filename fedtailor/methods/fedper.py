@@ -16,6 +16,8 @@ class FedPer(Method):
 
     name: ClassVar[str] = "fedper"
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv:1912.00818, 2019"
+    shared_part: ClassVar[str] = "the body"
+    own_part: ClassVar[str] = "the head"
     personal_head: ClassVar[bool] = True
 
     def start(self, server: Server) -> None:

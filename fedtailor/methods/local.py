@@ -14,6 +14,8 @@ class Local(Method):
     """
 
     name: ClassVar[str] = "local"
+    shared_part: ClassVar[str] = "nothing"
+    own_part: ClassVar[str] = "the model"
 
     def start(self, server: Server) -> None:
         """The server keeps nothing."""

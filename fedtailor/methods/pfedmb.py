@@ -28,6 +28,8 @@ class PFedMB(Method):
     paper: ClassVar[str] = (
         "Mori, Yoshiyama, Furukawa, Teranishi, Personalized Federated Learning with Multi-branch Architecture"
     )
+    shared_part: ClassVar[str] = "the branches of each layer"
+    own_part: ClassVar[str] = "the weights α of the branches"
 
     branches: int = Field(5, ge=1, description="branches of each layer, B")
     alpha_lr: float = Field(0.2, ge=0, description="learning rate of the α, η_α")

@@ -30,6 +30,8 @@ class PFLEGO(Method):
         "Nikoloutsopoulos et al., Personalized Federated Learning with Exact Distributed Stochastic Gradient Descent "
         "Updates, ALA 2023"
     )
+    shared_part: ClassVar[str] = "the body"
+    own_part: ClassVar[str] = "the head"
     personal_head: ClassVar[bool] = True
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")

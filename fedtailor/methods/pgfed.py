@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedtailor.method import Client, Message, Method, Replies, Server
 
@@ -26,6 +27,8 @@ class PGFed(Method):
     paper: ClassVar[str] = (
         "Luo et al., PGFed: Personalize Each Client's Global Objective for Federated Learning, ICCV 2023"
     )
+    shared_part: ClassVar[str] = "the global model and sums of gradients"
+    own_part: ClassVar[str] = "the last trained model"
 
     mu: float = Field(0.1, ge=0, description="weight of the others' risks, μ")
     alpha_lr: float = Field(0.01, ge=0, description="learning rate of the α_ij, η₂")
@@ -42,14 +45,15 @@ class PGFed(Method):
         super().start(server)
         N, M = server.clients, server.per_round
         server.state["A"] = server.initial.new_full((N, N), 1 / M)  # lines 1-2
+        server.state["last"] = torch.zeros(0, dtype=torch.int64, device=server.initial.device)  # last round's clients
 
     def send(self, server: Server, client: int) -> Message:
         message = dict(self.broadcast(server))
-        if "gradients" not in server.state:
+        if not len(server.state["last"]):
             return message  # round 1: FedAvg (line 8)
         mean = server.once("mean", lambda: self.mu * server.state["gradients"].mean(0))  # line 11
-        message["auxiliary"] = self._auxiliary(server)[server.participants.index(client)]
-        message["risks"] = server.state["risks"]
+        auxiliary = self._auxiliary(server)[server.participants.index(client)]
+        message |= {"auxiliary": auxiliary, "risks": server.state["risks"]}
         message["alpha"] = server.state["A"][client, server.state["last"]]
         return {**message, "slope": mean @ message["theta"]} if self.efficient else {**message, "mean": mean}
 
@@ -67,7 +71,7 @@ class PGFed(Method):
         client.state["theta"] = theta
         reply = {"theta": theta, "alpha": alpha}
         if self.efficient:
-            return {**reply, "loss": client.loss(theta), "path": theta.new_tensor(path_length(client, warm))}
+            return {**reply, "loss": client.loss(theta), "path": theta.new_tensor(client.path(warm))}
         loss, gradient = client.loss_and_gradient(theta)
         return {**reply, "gradient": gradient, "risk": self.mu * (loss - gradient @ theta)}  # line 13
 
@@ -85,29 +89,21 @@ class PGFed(Method):
         return client.descend(message["theta"], correction=auxiliary, each_step=step), alpha
 
     def receive(self, server: Server, replies: Replies) -> None:
-        if self.efficient:
-            gradients, risks = self._formed(server, replies)
-        else:
-            gradients, risks = replies.stack("gradient"), replies.stack("risk")
-        if "last" in server.state:
-            server.state["A"] = server.state["A"].clone()
-            for client, reply in replies.items():  # line 16
-                server.state["A"][client, server.state["last"]] = reply["alpha"]
-        members = torch.tensor(list(replies), device=server.initial.device)
-        server.state |= {
-            "gradients": gradients,
-            "risks": risks,
-            "last": members,
-            "theta": replies.mean("theta"),
-        }  # line 17
+        A, last = server.state["A"].clone(), server.state["last"]
+        for client, reply in replies.items():  # line 16
+            A[client, last] = reply["alpha"]
+        formed = self._formed(server, replies) if self.efficient else {}
+        kept = formed or {"gradients": replies.stack("gradient"), "risks": replies.stack("risk")}
+        theta, last = replies.mean("theta"), torch.tensor(list(replies), device=last.device)  # line 17
+        server.state |= {**kept, "A": A, "last": last, "theta": theta}
 
-    def _formed(self, server: Server, replies: Replies) -> tuple[Tensor, Tensor]:
+    def _formed(self, server: Server, replies: Replies) -> Message:
         """PGFed-CE: what the server makes of the models alone: (θ_glob − θ_i) / path is the mean of ∇f_i + g̃_i."""
         thetas, path = replies.stack("theta"), replies.stack("path")[:, None]
         gradients = server.parameters_of((server.state["theta"] - thetas) / path)
-        if "gradients" in server.state:
+        if len(server.state["last"]):
             gradients -= self._auxiliary(server)[[server.participants.index(client) for client in replies]]
-        return gradients, self.mu * (replies.stack("loss") - (gradients * thetas).sum(1))
+        return {"gradients": gradients, "risks": self.mu * (replies.stack("loss") - (gradients * thetas).sum(1))}
 
     def personal(self, client: Client, message: Message) -> Tensor:
         return client.state["theta"] if "theta" in client.state else message["theta"]
@@ -116,14 +112,6 @@ class PGFed(Method):
         """A, its change, and how the change of its columns (help given) and rows (help needed) goes with the clients'
         training samples (Figure 3)."""
         change = server.state["A"] - 1 / server.per_round
-        n = server.samples.to(change)
-        pairs = [torch.stack([change.mean(dim), n]) for dim in (0, 1)]
-        correlation = torch.stack([torch.corrcoef(pair)[0, 1] for pair in pairs]).nan_to_num(0.0)
-        return {"A": server.state["A"], "change": change, "correlation": correlation}
-
-
-def path_length(client: Client, warm: bool) -> float:
-    """How far a client gets along a constant gradient of length 1; momentum that begins at zero has yet to build up."""
-    lr, m, steps = client.how.lr, client.how.momentum, client.steps
-    lost = 0.0 if warm else m * (1 - m**steps) / (1 - m)
-    return lr * (steps - lost) / (1 - m)
+        rows = torch.stack([server.samples.to(change), change.mean(0), change.mean(1)])
+        rows = normalize(rows - rows.mean(1, keepdim=True))
+        return {"A": server.state["A"], "change": change, "correlation": rows[1:] @ rows[0]}

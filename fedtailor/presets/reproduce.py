@@ -14,11 +14,12 @@ from fedtailor.campaign import Benches, done, perform, run_name
 from fedtailor.engines import Bench
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment
-from fedtailor.federation.record import Record, RunDirectory
+from fedtailor.federation.record import Record
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import federation
 from fedtailor.federation.states import write_atomically
 from fedtailor.learning.network import Network
+from fedtailor.measures import individual_gains, samples_per_second
 from fedtailor.presets import Preset, Row, Settings
 from fedtailor.presets.explicit import gains
 
@@ -114,13 +115,13 @@ class Reproduction:
             return None if first is None else (float(first), None)
         if measure == "gain":
             base = done(self.path(self._local(column, seed)))
-            return None if base is None else individual_gain(result, base)
+            gained = None if base is None else [100 * gain for gain in individual_gains(result, base).values()]
+            return None if not gained else (fmean(gained), pstdev(gained))
         if measure == "throughput":
             first = self.experiment(next(row for row, _ in self.cells()), column, seed)
             yardstick = done(self.path(first))
-            return (
-                None if yardstick is None else (100 * samples_per_second(result) / samples_per_second(yardstick), None)
-            )
+            theirs = None if yardstick is None else samples_per_second(yardstick)
+            return (100 * (samples_per_second(result) or 0) / theirs, None) if theirs else None
         if measure == "correlation":
             pair = result.observed(result.rounds[-1]["round"])["correlation"].tolist()
             return pair[list(self.preset.columns).index(column)], None
@@ -168,24 +169,6 @@ class Reproduction:
             "notes": list(self.preset.notes),
             "rows": rows,
         }
-
-
-def individual_gain(result: RunResult, base: RunResult) -> tuple[float, float]:
-    """The mean and the spread over clients of the gain in accuracy over another run, in points."""
-    mine, other = result.per_client, base.per_client
-    pairs = [(mine[c]["accuracy"], other[c]["accuracy"]) for c in mine if c in other]
-    gained = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
-    return fmean(gained), pstdev(gained)
-
-
-def samples_per_second(result: RunResult) -> float:
-    """Training samples that went through the local epochs, by the time of all rounds."""
-    experiment = result.experiment
-    assert result.path is not None
-    sizes = [sum(row) for row in RunDirectory(result.path).partition()["train"]]
-    visits = [client for record in result.rounds for client in record["participants"]]
-    passed = sum(sizes[client] * experiment.epochs for client in visits)
-    return float(passed / sum(record["seconds"] for record in result.rounds))
 
 
 def run_cost(experiment: Experiment, bench: Bench) -> Cost:

@@ -390,28 +390,3 @@ def test_rounds_repeat_bit_for_bit_whatever_else_was_drawn() -> None:
         once = final(Watched(**options).result)
         torch.manual_seed(2)
         assert_same(once, final(Watched(**options).result))
-
-
-# --- it learns ---
-
-
-def test_beats_local_training() -> None:
-    accuracies = {}
-    for method, options in (("pflego", {"joint_lr": 3.0}), ("local", {})):
-        results = [
-            ft.run(
-                method,
-                data="digits",
-                partition="classes:5",
-                clients=20,
-                rounds=10,
-                max_train=40,
-                seed=seed,
-                workers=1,
-                evaluation={"every": 10},
-                **options,
-            ).accuracy
-            for seed in range(3)
-        ]
-        accuracies[method] = sum(results) / 3
-    assert accuracies["pflego"] > accuracies["local"] + 0.009  # measured: 0.0185

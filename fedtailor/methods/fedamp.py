@@ -1,0 +1,98 @@
+"""FedAMP: similar clients attract each other's models."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtailor.method import Client, Message, Method, Replies, Server
+
+
+class FedAMP(Method):
+    """Each client minimises f_i(w) + λ/(2α_k) ‖w − u_i‖² around its own mix u_i of all models (Huang et al. 2021).
+
+    u_i = Σ_j ξ_ij w_j over the clients' last models, ξ_ij = α_k A'(‖w_i − w_j‖²) for j ≠ i and ξ_ii = 1 − Σ_{j≠i} ξ_ij,
+    with the attention function A(x) = 1 − exp(−x/σ): the nearer two models are, the more they attract each other. The
+    descent begins at the client's own w_i, which is also its personal model. A client that was not called yet counts
+    with the first vector, w⁰.
+
+    Limits: `lam=0` is Local. One client alone, or a σ so small that exp(−‖w_i − w_j‖²/σ) is 0, makes u_i = w_i:
+    FedProx with μ = λ/α_k around the client's own model. A σ far above all distances with α_k = σ/N makes every u_i
+    the plain mean of all models. `server_step` → 0 is not Local: the pull λ/α_k grows, and clients stay where they are.
+
+    New clients: the plain mean of all clients' last models.
+
+    Deviations: the paper has α_k small enough for ξ_ii ≥ 0, which α_k ≤ σ/(N−1) ensures for any models. Where it is
+    larger and Σ_{j≠i} ξ_ij > 1, the others' weights are divided by that sum and ξ_ii = 0, so that u_i remains a mean.
+    α_k is the same in all rounds, and w_i is what the experiment's local descent makes of the argmin.
+    """
+
+    name: ClassVar[str] = "fedamp"
+    paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
+    shared_part: ClassVar[str] = "a mix of all models for each client"
+    own_part: ClassVar[str] = "the model"
+
+    lam: float = Field(0.1, ge=0, description="weight of the attraction between models, λ")
+    server_step: float = Field(0.5, gt=0, description="step of the server towards similar models, α_k")
+    sigma: float = Field(10.0, gt=0, description="squared distance over which attention falls to 1/e, σ")
+
+    def start(self, server: Server) -> None:
+        server.state["D"] = server.initial.new_zeros(server.clients, server.clients)  # ‖w_i − w_j‖²
+        server.state["mean"] = server.initial
+
+    def broadcast(self, server: Server) -> Message:
+        return {"mean": server.state["mean"]}
+
+    def send(self, server: Server, client: int) -> Message:
+        mixes = server.once("mixes", lambda: self._mix(server))
+        return {"u": mixes[server.participants.index(client)]}
+
+    def _mix(self, server: Server) -> Tensor:
+        """u_i of all participants: one matrix product, in blocks of clients."""
+        weights = self.weights(server.state["D"])[server.participants]
+        mixes = server.initial.new_zeros(len(server.participants), len(server.initial))
+        for clients, models in server.kept("w"):
+            mixes.addmm_(weights[:, clients], models)
+        return mixes
+
+    def weights(self, D: Tensor) -> Tensor:
+        """ξ, from the squared distances between all models."""
+        others = self.server_step / self.sigma * torch.exp(-D / self.sigma)  # α_k A'
+        others.fill_diagonal_(0.0)
+        others /= others.sum(1, keepdim=True).clamp(min=1.0)
+        return others + (1 - others.sum(1)).clamp(min=0).diag()
+
+    def train(self, client: Client, message: Message) -> Message:
+        u, pull = message["u"], self.lam / self.server_step
+        w = client.state.get("w", client.initial)
+        client.state["w"] = client.descend(w, correction=lambda w: pull * (w - u))
+        return {"w": client.state["w"]}
+
+    def receive(self, server: Server, replies: Replies) -> None:
+        for client, reply in replies.items():
+            server.keep(client, {"w": reply["w"]})
+        changed, D, total = list(replies), server.state["D"].clone(), torch.zeros_like(server.initial)
+        new = server.parameters_of(replies.stack("w") - server.initial)
+        for clients, models in server.kept("w"):  # only rows that changed
+            moved = server.parameters_of(models - server.initial)
+            D[changed, clients.start : clients.stop] = squared_distances(new, moved)
+            total += models.sum(0)
+        D[:, changed] = D[changed].T
+        server.state |= {"D": D.fill_diagonal_(0.0), "mean": total / server.clients}
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        return client.state["w"] if "w" in client.state else message["mean"]
+
+    def central(self, server: Server) -> None:
+        return None
+
+    def observe(self, server: Server) -> Message:
+        return {"weights": self.weights(server.state["D"])}
+
+
+def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
+    """‖a − b‖² of all pairs by one matrix product; exact enough where the vectors are no longer than their distances,
+    so they are taken from the first vector on."""
+    squares = rows.square().sum(1, keepdim=True) + columns.square().sum(1)
+    return squares.sub_(rows @ columns.T, alpha=2).clamp_(min=0)

@@ -1,0 +1,117 @@
+"""FedFomo: each client weighs other clients' models by what they do for its own validation loss."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtailor.method import Client, Message, Method, Replies, Server
+
+
+class FedFomo(Method):
+    """Each participant gets M other clients' models and mixes those that lower its validation loss (Zhang et al. 2021).
+
+    θ is the model with which a client began its last visit, θ_i what its training made of it, θ_j the others' last
+    models. Every θ_n of them (its own θ_i too) has the weight w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖ with F the loss on the
+    client's validation samples (on its training samples if it has none). The client goes on from θ + Σ_n w̄_n (θ_n − θ)
+    with w̄_n = max(w_n, 0) / Σ max(w, 0), from θ itself if no weight is positive, and descends. The server sends the
+    models with the largest affinity P_ij, with probability ε a random one in place of the best, and adds the uploaded
+    w_n to P_i. Only clients that have uploaded are sent; distances are between parameters (no BatchNorm statistics).
+
+    Limit: `models=0` is Local that takes back a visit which did not lower its validation loss; it is Local if all do.
+
+    New clients: the plain mean of all clients' last models.
+    """
+
+    name: ClassVar[str] = "fedfomo"
+    paper: ClassVar[str] = (
+        "Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021"
+    )
+    shared_part: ClassVar[str] = "other clients' models"
+    own_part: ClassVar[str] = "the model"
+
+    models: int = Field(5, ge=0, description="other clients' models that a participant gets, M")
+    exploration: float = Field(0.3, ge=0, le=1, description="probability of a random model for the best one, ε")
+    exploration_decay: float = Field(0.05, ge=0, description="by how much ε falls each round, down to 0")
+
+    def start(self, server: Server) -> None:
+        server.state["P"] = torch.eye(server.clients).to(server.initial)
+        server.state["uploaded"] = torch.zeros(server.clients, dtype=torch.bool, device=server.initial.device)
+
+    def broadcast(self, server: Server) -> Message:
+        uploaded = server.state["uploaded"]
+        if not uploaded.any():
+            return {"theta": server.initial}
+        weights, mean = uploaded.to(server.initial) / uploaded.sum(), torch.zeros_like(server.initial)
+        for clients, vectors in server.kept("theta"):
+            mean += weights[clients] @ vectors
+        return {"theta": mean}
+
+    def send(self, server: Server, client: int) -> Message:
+        chosen = server.once("chosen", lambda: self._choose(server))
+        needed = chosen[chosen >= 0].unique()
+        vectors = server.once("vectors", lambda: rows(server, needed))
+        mine = chosen[server.participants.index(client)]
+        mine = mine[mine >= 0]
+        return {"clients": mine, "models": vectors[torch.searchsorted(needed, mine)]}
+
+    def _choose(self, server: Server) -> Tensor:
+        """Which models go to each participant (a row), ε-greedily by P; −1 where there are no more."""
+        epsilon = self.exploration - self.exploration_decay * (server.round - 1)
+        P, uploaded = server.state["P"].tolist(), server.state["uploaded"].tolist()
+        chosen = torch.full((len(server.participants), self.models), -1)
+        for row, client in enumerate(server.participants):
+            shuffled = torch.randperm(server.clients, generator=server.random).tolist()  # so that ties are
+            others = sorted((j for j in shuffled if uploaded[j] and j != client), key=lambda j: -P[client][j])
+            for place in range(min(self.models, len(others))):
+                explore = float(torch.rand((), generator=server.random)) < epsilon
+                pick = int(torch.randint(len(others), (), generator=server.random)) if explore else 0
+                chosen[row, place] = others.pop(pick)
+        return chosen.to(server.initial.device)
+
+    def train(self, client: Client, message: Message) -> Message:
+        theta = client.state.get("start", client.initial)
+        own = client.state.get("theta", client.initial)
+        candidates = torch.cat([own[None], message["models"]])
+        weights = self.weights(client, theta, candidates)
+        useful = weights.clamp(min=0)
+        if useful.any():
+            theta = useful / useful.sum() @ candidates  # the weights add up to 1
+        client.state |= {"start": theta, "theta": client.descend(theta)}
+        return {"theta": client.state["theta"], "weights": weights, "clients": message["clients"]}
+
+    def weights(self, client: Client, theta: Tensor, candidates: Tensor) -> Tensor:
+        """w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖; 0 for a model that is θ."""
+        samples = client.validation if len(client.validation[1]) else client.train
+        gains = client.loss(theta, samples) - torch.stack([client.loss(other, samples) for other in candidates])
+        away = candidates - theta
+        for place in client.network.statistics:
+            away[:, place] = 0
+        return (gains / away.square().sum(1).sqrt()).nan_to_num(0, 0, 0)
+
+    def receive(self, server: Server, replies: Replies) -> None:
+        P, uploaded = server.state["P"].clone(), server.state["uploaded"].clone()
+        for client, reply in replies.items():
+            server.keep(client, {"theta": reply["theta"]})
+            P[client, [client, *reply["clients"].tolist()]] += reply["weights"]
+            uploaded[client] = True
+        server.state |= {"P": P, "uploaded": uploaded}
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        return client.state["theta"] if "theta" in client.state else message["theta"]
+
+    def central(self, server: Server) -> None:
+        return None
+
+    def observe(self, server: Server) -> Message:
+        return {"P": server.state["P"]}
+
+
+def rows(server: Server, clients: Tensor) -> Tensor:
+    """The last models of these clients (in rising order), as the rows of a matrix."""
+    found = [server.initial.new_empty(0, len(server.initial))]
+    for block, vectors in server.kept("theta"):
+        here = clients[(clients >= block.start) & (clients < block.stop)]
+        found.append(vectors[here - block.start])
+    return torch.cat(found)

@@ -1,0 +1,83 @@
+"""FedRoD: a generic head, balanced over classes, and a personal one on top that knows how often each one occurs."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedtailor.errors import FedtailorError
+from fedtailor.method import Batch, Client, Message, Method
+
+
+class FedRoD(Method):
+    """Body and generic head learn by a balanced softmax, a personal head adds the client's own (Chen & Chao 2022).
+
+    Body θ and generic head ψ are trained with logits + γ log N_c, N_c the client's samples of class c, and averaged. A
+    class that a client lacks takes no part in its softmax (N_c^γ counts as the smallest positive number). In the same
+    steps the personal head φ, which never leaves, learns by the plain loss of the sum of both heads' logits, through
+    which nothing flows back into θ and ψ. Both heads are linear: the personal model is θ with the one head ψ + φ.
+
+    Limits: `gamma=0` is FedAvg for θ and ψ; so is, but for rounding, a federation whose clients have as many samples
+    of each class. New clients: φ = 0, the generic model.
+
+    The paper's `linear` variant; its hypernetwork that makes φ from the class distribution is not here. φ begins at
+    zero, so that the personal model begins as the generic one (public code begins at a copy of ψ, or at random).
+    """
+
+    name: ClassVar[str] = "fedrod"
+    paper: ClassVar[str] = (
+        "Chen & Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
+    )
+    shared_part: ClassVar[str] = "the body and a generic head"
+    own_part: ClassVar[str] = "a personal head, added to it"
+
+    gamma: float = Field(1.0, ge=0, description="power of the class sizes in the balanced softmax, γ (0: plain loss)")
+
+    def train(self, client: Client, message: Message) -> Message:
+        weight, prior = linear_head(client).weight, self._prior(client)
+        zero = torch.zeros_like(client.initial[client.head])
+        phi = client.state.get("phi", zero).clone().requires_grad_()
+        velocity = client.state.get("momentum/phi", zero).clone()
+
+        def objective(batch: Batch) -> Tensor:
+            features, generic = batch.features, batch.outputs
+            W, b = phi[: weight.numel()].view_as(weight), phi[weight.numel() :]
+            both = generic.detach() + linear(features.detach(), W, b if len(b) else None)
+            return batch.loss_function(generic + prior, batch.y) + batch.loss_function(both, batch.y)
+
+        def step(_: Tensor) -> None:  # φ, by the gradient of the same pass
+            assert phi.grad is not None
+            velocity.mul_(client.how.momentum).add_(phi.grad).add_(phi, alpha=client.how.weight_decay)
+            phi.sub_(velocity, alpha=client.how.lr)
+            phi.grad = None
+
+        theta = client.descend(message["theta"], objective=objective, each_step=step)
+        client.state["phi"] = phi.detach()
+        if client.keep_momentum and client.how.momentum:
+            client.state["momentum/phi"] = velocity
+        return {"theta": theta}
+
+    def _prior(self, client: Client) -> Tensor:
+        """γ log N_c for every class."""
+        y = client.train[1]
+        if y.is_floating_point() or y.dim() != 1:
+            raise FedtailorError("FedRoD balances classes, so its targets must be one class label per sample")
+        sizes = y.bincount(minlength=linear_head(client).out_features).to(client.initial) ** self.gamma
+        return sizes.clamp(min=torch.finfo(sizes.dtype).tiny).log()
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        theta = message["theta"]
+        if "phi" in client.state:
+            theta = torch.cat([theta[client.body], theta[client.head] + client.state["phi"]])
+        return theta
+
+
+def linear_head(client: Client) -> nn.Linear:
+    """The head, which must be one linear layer: only then do two heads add up to one."""
+    module = client.network.head_module()
+    leaves = [layer for layer in module.modules() if not list(layer.children())] if module is not None else []
+    if len(leaves) != 1 or not isinstance(leaves[0], nn.Linear):
+        raise FedtailorError("FedRoD needs a head that is one linear layer, the last of the network: set head=1")
+    return leaves[0]

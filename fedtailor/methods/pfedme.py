@@ -1,0 +1,61 @@
+"""pFedMe: personal models on the Moreau envelopes of the clients' risks."""
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from fedtailor.method import Client, Message, Method, Replies, Server
+
+
+class PFedMe(Method):
+    """A client's model θ̃_i minimises f_i(θ) + λ/2 ‖θ − w_i‖² near its copy w_i of the global one (T. Dinh et al. 2020).
+
+    Algorithm 1: w_i begins at w; on each batch θ̃ takes K gradient steps (line 7), then w_i ← w_i − ηλ (w_i − θ̃)
+    (line 8); the server makes w ← (1−β) w + β · the plain mean of the participants' w_i. The personal model is the last
+    θ̃_i, never w_i. The K steps take the experiment's rate, momentum and weight decay, η is `outer_lr`. They begin at w
+    in a visit's first batch and at the last θ̃ in the others, as in the authors' release. In the paper all clients work
+    in every round and the sampled ones upload; here only those work that are called.
+
+    Limits: with `lam=0`, `outer_lr=0` or `beta=0`, w stays; with `lam=0` and `prox_steps=1`, θ̃_i is a plain local
+    descent from it. With `prox_steps=1`, `outer_lr · lam = 1` and `beta=1`, w is FedAvg's with equal weights. With many
+    steps on a quadratic, θ̃_i = (H + λI)⁻¹ (Hc + λ w_i).
+
+    New clients: K steps towards the prox point around w, on all their training samples.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    paper: ClassVar[str] = "T. Dinh, Tran, Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
+    shared_part: ClassVar[str] = "the global model w"
+    own_part: ClassVar[str] = "the model θ̃_i, held near it"
+
+    lam: float = Field(1.0, ge=0, description="pull of the personal model towards w_i, λ")
+    prox_steps: int = Field(5, ge=1, description="gradient steps towards the prox point on each batch, K")
+    outer_lr: float = Field(0.5, ge=0, description="learning rate of w_i, η (with λ: its share ηλ of the way to θ̃)")
+    beta: float = Field(1.0, ge=0, description="step of the server towards the mean of the w_i, β")
+
+    def train(self, client: Client, message: Message) -> Message:
+        w = theta = message["theta"]
+        for batch in client.batches():
+            for _ in range(self.prox_steps):  # line 7
+                theta = client.step(theta, client.gradient(theta, batch) + self.lam * (theta - w), name="personal")
+            w = w.lerp(theta, self.outer_lr * self.lam)  # line 8
+            for place in client.network.statistics:  # what BatchNorm saw, not a share of it
+                w[place] = theta[place]
+        client.state["personal"] = theta
+        return {"theta": w}
+
+    def receive(self, server: Server, replies: Replies) -> None:
+        mean = replies.stack("theta").mean(0)
+        w = server.state["theta"].lerp(mean, self.beta)
+        for place in server.statistics:  # beyond the mean (β > 1) a variance could be negative
+            w[place] = mean[place]
+        server.state["theta"] = w
+
+    def personal(self, client: Client, message: Message) -> Tensor:
+        if "personal" in client.state:
+            return client.state["personal"]
+        w = theta = message["theta"]
+        for _ in range(self.prox_steps):
+            theta = theta - client.how.lr * (client.gradient(theta) + self.lam * (theta - w))
+        return theta

@@ -1,0 +1,251 @@
+"""FedAMP against a second, slow implementation, its closed forms, its limit cases and clients in two groups."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor import method as foundation
+from fedtailor.federation.states import States
+from fedtailor.method import Replies, Server
+from fedtailor.methods.fedamp import FedAMP
+from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
+from tests.methods.test_pgfed import EXACT, MOMENTUM, SMALL, close, on_both, watched, who
+
+
+def attention(models: list[Tensor], i: int, step: float, sigma: float) -> list[float]:
+    """ξ_i1 … ξ_im of the paper; where they would leave the own model less than nothing, it gets nothing."""
+    weights = []
+    for j in range(len(models)):
+        square = sum((float(a) - float(b)) ** 2 for a, b in zip(models[i], models[j], strict=True))
+        weights.append(0.0 if i == j else step * math.exp(-square / sigma) / sigma)
+    total = sum(weights)
+    weights = [weight / max(1.0, total) for weight in weights]
+    weights[i] = max(0.0, 1 - total)
+    return weights
+
+
+def served(models: list[Tensor], method: FedAMP, **more: Any) -> Server:
+    """A server that has received these models from all clients."""
+    server = Server(
+        torch.ones_like(models[0]),
+        body=slice(0, 1),
+        head=slice(1, 2),
+        layers={},
+        samples=torch.arange(1, len(models) + 1),
+        per_round=len(models),
+        store=States(None),
+        **more,
+    )
+    method.start(server)
+    server.begin(1, list(range(len(models))), torch.Generator())
+    method.receive(server, Replies({i: {"w": model} for i, model in enumerate(models)}, server.samples))
+    return server
+
+
+def some_models(count: int = 5, size: int = 7, seed: int = 0) -> list[Tensor]:
+    return list(torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("step", "sigma"), [(1.0, 10.0), (0.3, 3.0), (7.0, 1e3), (0.1, 0.5), (40.0, 9.0)])
+def test_the_weights_are_the_formulas(step: float, sigma: float) -> None:
+    models = some_models()
+    method = FedAMP(server_step=step, sigma=sigma)
+    server = served(models, method)
+    found = method.observe(server)["weights"]
+    for i in range(5):
+        close(found[i], torch.tensor(attention(models, i, step, sigma), dtype=torch.float64))
+    server.begin(2, [1, 4], torch.Generator())
+    for i in (1, 4):
+        close(method.send(server, i)["u"], sum(w * model for w, model in zip(found[i], models, strict=True)))
+
+
+@pytest.mark.parametrize("clients", [2, 5, 9])
+def test_a_step_up_to_sigma_over_the_other_clients_gives_the_formula_as_it_is(clients: int) -> None:
+    """Σ_{j≠i} ξ_ij is largest where all models are equal: then it is (N−1) α_k / σ."""
+    models = [some_models(1)[0]] * (clients - 1) + some_models(1, seed=1)
+    method = FedAMP(server_step=3.0 / (clients - 1), sigma=3.0)
+    weights = method.weights(served(models, method).state["D"])
+    others = weights - weights.diag().diag()
+    plain = 1 / (clients - 1) * torch.exp(-served(models, method).state["D"] / 3.0)
+    close(others, plain - plain.diag().diag())
+    assert (weights >= 0).all()
+
+
+def test_a_larger_step_still_makes_a_mean_of_models() -> None:
+    """Beyond, ξ_ii would be negative, and u_i outside what the models span."""
+    for step in (1.0, 5.0, 1e3, 1e6):
+        method = FedAMP(server_step=step, sigma=10.0)
+        for dtype in (torch.float32, torch.float64):
+            weights = method.weights(served([model.to(dtype) for model in some_models(30)], method).state["D"])
+            assert (weights >= 0).all()
+            torch.testing.assert_close(weights.sum(1), torch.ones(30, dtype=dtype))
+
+
+def test_equal_models_stay_equal_whatever_the_step() -> None:
+    method = FedAMP(server_step=100.0)
+    server = served(some_models(1) * 4, method)
+    server.begin(2, [0], torch.Generator())
+    close(method.send(server, 0)["u"], some_models(1)[0])
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("parameters", "settings"),
+    [
+        ({"lam": 0.6, "server_step": 1.5, "sigma": 4.0}, {}),
+        ({"lam": 0.5, "server_step": 6.0, "sigma": 8.0}, {"momentum": 0.6, "keep_momentum": True, "participation": 4}),
+    ],
+)
+def test_a_slow_version_comes_to_the_same_vectors(
+    run_on: Any, parameters: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    method, log = watched(FedAMP, **parameters)
+    result, problem = run_on(method, **settings)
+    lam, step, momentum = parameters["lam"], parameters["server_step"], settings.get("momentum", 0.0)
+    models, speeds = [problem.initial.clone() for _ in range(6)], {}
+    attracted = 0
+    for number, participants in enumerate(who(result), 1):
+        ends = {}
+        for i in participants:
+            weights = attention(models, i, step, parameters["sigma"])
+            u = sum(
+                (weight * model for weight, model in zip(weights, models, strict=True)), torch.zeros_like(models[i])
+            )
+            close(log.down[number, i]["u"], u)
+            attracted += int((u - models[i]).abs().max() > 1e-3)
+            w, speed = models[i].clone(), speeds.get(i, torch.zeros_like(u))  # begins at the client's own model
+            for batch in problem.order(number, i):
+                speed = momentum * speed + problem.slope(i, w, batch)[1] + lam / step * (w - u)
+                w = w - result.experiment.lr * speed
+            ends[i], speeds[i] = w, speed
+        for i, w in ends.items():
+            models[i] = w
+        close(log.server[number]["mean"], sum(models[1:], models[0]) / 6)
+    assert attracted >= 2
+    called = {client for clients in who(result) for client in clients}
+    for client in called:
+        close(result._federation.personal(client), models[client])
+    if not momentum:
+        assert called < set(range(6))
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+def test_without_attraction_it_is_local(more: dict[str, Any]) -> None:
+    ours, local = ft.run("fedamp", lam=0.0, **SMALL, **more), ft.run("local", **SMALL, **more)
+    called = {client for clients in who(ours) for client in clients}
+    for client in called:
+        assert torch.equal(ours._federation.personal(client), local._federation.personal(client))
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM])
+def test_one_client_alone_is_fedprox(more: dict[str, Any]) -> None:
+    how: dict[str, Any] = {**SMALL, "clients": None, "data": digits([40]), "participation": "all", **more}
+    ours, prox = ft.run("fedamp", lam=0.6, server_step=2.0, **how), ft.run("fedprox", mu=0.3, **how)
+    assert torch.equal(final(ours)["0/w"], final(prox)["server/theta"])
+
+
+def test_clients_too_far_from_each_other_are_alone() -> None:
+    """With so small a σ each client does what it would do as the only one, bit for bit."""
+    how: dict[str, Any] = {**SMALL, "participation": "all", "rounds": 3, "lam": 0.6, "server_step": 2.0}
+    method, log = watched(FedAMP, lam=0.6, server_step=2.0, sigma=1e-4)
+    result = ft.run(method, **{name: how[name] for name in how if name not in ("lam", "server_step")})
+    assert torch.equal(result.observed(1)["weights"], torch.eye(6))
+    for number in (2, 3):
+        for client in range(6):
+            assert torch.equal(log.down[number, client]["u"], log.up[number - 1, client]["w"])
+    assert_same(final(result), final(ft.run("fedamp", sigma=1e-5, **how)))
+
+
+def test_a_far_larger_sigma_with_its_share_as_step_is_the_plain_mean() -> None:
+    """exp(−‖w_i − w_j‖²/σ) is 1 up to 1e-8 of it here, so u_i is the mean up to that."""
+    models = some_models(5)
+    method = FedAMP(sigma=1e10, server_step=1e10 / 5)
+    server = served(models, method)
+    server.begin(2, [3], torch.Generator())
+    torch.testing.assert_close(method.send(server, 3)["u"], torch.stack(models).mean(0), rtol=0, atol=1e-8)
+
+
+def test_many_local_steps_end_at_the_prox_point_and_a_smaller_step_keeps_clients_where_they_are() -> None:
+    """argmin f(w) + λ/(2α)‖w − u‖² = (H + λ/α)⁻¹(Hc + λ/α u), which is u for α → 0."""
+    data, centres, curvatures = quadratic_clients(2, 4, seed=1)
+    eye = torch.eye(4, dtype=torch.float64)
+    moved = []
+    for step, lr in ((1.0, 0.2), (0.01, 0.01), (0.0001, 0.0001)):
+        method, log = watched(FedAMP, lam=1.0, server_step=step, sigma=5.0)
+        how = {"rounds": 2, "steps": 80, "batch": "full", "lr": lr, **EXACT}
+        ft.run(method, data=data, model=Quadratic(4), loss=mean_output, **how)
+        for i in range(2):
+            H, u = curvatures[i], log.down[2, i]["u"]
+            close(log.up[2, i]["w"], torch.linalg.solve(H + eye / step, H @ centres[i] + u / step))
+        moved.append(max(float(log.up[2, i]["w"].norm()) for i in range(2)))
+    assert moved[0] > 0.5
+    assert moved[1] < 0.1
+    assert moved[2] < 0.002
+
+
+def test_where_it_settles_each_client_balances_its_loss_and_the_others_attraction() -> None:
+    """A fixed point of the two steps has ∇f_i(w_i) + λ Σ_j A'(‖w_i − w_j‖²)(w_i − w_j) = 0, whatever α is."""
+    data, centres, curvatures = quadratic_clients(3, 3, seed=4)
+    ends = []
+    for step in (1.0, 2.0):
+        method = FedAMP(lam=1.5, server_step=step, sigma=6.0)
+        how = {"rounds": 150, "steps": 3, "batch": "full", "lr": 0.15, **EXACT, "evaluation": {"every": 150}}
+        run = ft.run(method, data=data, model=Quadratic(3), loss=mean_output, **how)._federation
+        w = [run.personal(i) for i in range(3)]
+        for i in range(3):
+            slope = curvatures[i] @ (w[i] - centres[i])
+            for j in range(3):
+                away = w[i] - w[j]
+                slope = slope + 1.5 * math.exp(-float(away @ away) / 6.0) / 6.0 * away
+            assert slope.abs().max() < 1e-9
+        ends.append(torch.stack(w))
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-8)
+    assert (ends[0] - centres).abs().max() > 0.05  # the attraction is felt
+
+
+def test_clients_of_one_group_attract_each_other() -> None:
+    """Half the clients call each digit y by the name 9 − y. (The mean weight within groups and across them.)"""
+    data = [(x, y if i < 3 else 9 - y) for i, (x, y) in enumerate(digits([80] * 6))]
+    result = ft.run("fedamp", data=data, model="mlp:32", rounds=6, lr=0.2, engine="in-process")
+    weights = result.observed(6)["weights"]
+    within = [weights[i, j] for i in range(6) for j in range(6) if i != j and (i < 3) == (j < 3)]
+    across = [weights[i, j] for i in range(6) for j in range(6) if (i < 3) != (j < 3)]
+    assert min(within) > 1.5 * max(across)
+
+
+def test_new_clients_get_the_mean_of_all_models() -> None:
+    result = ft.run("fedamp", **SMALL, new_clients=2, evaluation={"clients": "new"})
+    run = result._federation
+    models = [run.states.get(f"client-{client}").get("w", run.server.initial) for client in range(4)]
+    for client in (4, 5):
+        torch.testing.assert_close(run.personal(client), torch.stack(models).mean(0), rtol=0, atol=1e-6)
+        assert run.states.get(f"client-{client}") == {}
+
+
+def test_statistics_count_in_no_distance() -> None:
+    models = some_models(3)
+    changed = [model.clone() for model in models]
+    for number, model in enumerate(changed):
+        model[2:4] = 100.0 * number
+    for model in models:
+        model[2:4] = 1.0
+    method = FedAMP()
+    plain, other = served(models, method), served(changed, method, statistics=[slice(2, 4)])
+    close(other.state["D"], plain.state["D"])
+
+
+def test_models_in_several_blocks_are_models_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ft.run("fedamp", **SMALL, dtype="float64")
+    monkeypatch.setattr(foundation, "BLOCK", 2 * len(whole._federation.server.initial))
+    blocks = final(ft.run("fedamp", **SMALL, dtype="float64"))
+    for name, tensor in final(whole).items():
+        torch.testing.assert_close(blocks[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_one_vector_goes_down_and_one_up() -> None:
+    record = ft.run("fedamp", **SMALL).rounds[-1]
+    assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * (64 * 16 + 16 + 16 * 10 + 10)

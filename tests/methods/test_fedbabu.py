@@ -1,0 +1,130 @@
+"""FedBABU against the formula by hand, its limit cases, and what fine-tuning may not depend on."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor.methods import CATALOGUE
+from tests.helpers import assert_same, digits, final, numbers
+from tests.methods.parts import (
+    MOMENTUM,
+    SMALL,
+    Steps,
+    absent,
+    close,
+    first,
+    normed,
+    personal,
+    run_parts,
+    server,
+    state,
+    unequal_clients,
+)
+
+PARTS = {"all": slice(0, 5), "head": slice(3, 5), "body": slice(0, 3)}
+
+
+@pytest.mark.parametrize("tuned", ["all", "head", "body"])
+def test_follows_its_formula(tuned: str) -> None:
+    """The body moves under the first head and is averaged by samples; all clients then fine-tune for two steps."""
+    data, centres, curvatures, samples = unequal_clients(4, 5)
+    settings = {"epochs": 3, "rounds": 5, "participation": 2, "seed": 3, "momentum": 0.5, "keep_momentum": False}
+    result = run_parts("fedbabu", data, 3, 2, tuning_epochs=2, tuned=tuned, **settings)
+    by_hand, start = Steps(momentum=0.5), first(3, 2)
+    theta = start.clone()
+    for record in result.rounds:
+        total, bodies = 0.0, torch.zeros(3, dtype=torch.float64)
+        for client in record["participants"]:
+            trained = by_hand(theta, curvatures[client], centres[client], slice(0, 3), 3)
+            bodies, total = bodies + samples[client] * trained[:3], total + samples[client]
+        theta = torch.cat([bodies / total, start[3:]])
+    assert 1 not in absent(result)
+    close(server(result, "body"), theta[:3])
+    for client in range(4):
+        close(personal(result, client), by_hand(theta, curvatures[client], centres[client], PARTS[tuned], 2))
+
+
+def test_the_head_stays_as_it_began_and_is_not_zero() -> None:
+    result = ft.run("fedbabu", **SMALL, tuning_epochs=0, keep_momentum=True, momentum=0.5, weight_decay=0.1)
+    run = result._federation
+    head = run.server.initial[run.server.head]
+    assert head.abs().min() > 0
+    for client in range(5):
+        assert torch.equal(personal(result, client), torch.cat([server(result, "body"), head]))
+
+
+def test_only_the_body_is_sent() -> None:
+    result = ft.run("fedbabu", **SMALL)
+    assert all(record["bytes_up"] == record["bytes_down"] == 3 * 4 * (64 * 16 + 16) for record in result.rounds)
+    assert not any(state(result, client) for client in range(5))
+
+
+def test_without_fine_tuning_it_is_the_global_model() -> None:
+    mine = ft.run("fedbabu", **SMALL, tuning_epochs=0)
+    shared = ft.run("fedbabu", **SMALL, evaluation={"model": "global"})
+    assert mine.clients == shared.clients
+    assert mine.accuracy != ft.run("fedbabu", **SMALL, tuning_epochs=3).accuracy
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM, {"model": normed()}])
+def test_fine_tuning_is_the_evaluations_own(more: dict[str, Any]) -> None:
+    settings = {**SMALL, **more, "steps": 7}  # steps of the training have no say in the fine-tuning
+    mine = ft.run("fedbabu", **settings, tuning_epochs=2)
+    other = ft.run("fedbabu", **settings, tuning_epochs=0, evaluation={"fine_tune": 2})
+    assert mine.clients == other.clients
+    assert_same(final(mine), final(other))
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM, {"model": normed()}])
+def test_without_a_head_it_is_fedavg_fine_tuned(more: dict[str, Any]) -> None:
+    mine = ft.run("fedbabu", **{**SMALL, **more}, head=0, tuning_epochs=1)
+    average = ft.run("fedavg", **{**SMALL, **more}, evaluation={"fine_tune": 1})
+    assert torch.equal(server(mine, "body"), server(average, "theta"))
+    assert mine.clients == average.clients
+
+
+def test_with_everything_in_the_head_only_fine_tuning_trains() -> None:
+    result = ft.run("fedbabu", **SMALL, head=2)
+    run = result._federation
+    assert result.rounds[-1]["bytes_up"] == result.rounds[-1]["bytes_down"] == 0
+    tuned = run.bench.client(0, 0, {}).descend(run.server.initial, epochs=1, purpose="fine-tuning")
+    assert torch.equal(personal(result, 0), tuned)
+
+
+def test_the_personal_model_depends_on_the_body_alone() -> None:
+    """Not on the round, on momentum that is kept, or on whether the client ever took part; and it leaves no trace."""
+    method = CATALOGUE["fedbabu"](tuning_epochs=2)
+    run = ft.run(method, data=digits([40, 40]), rounds=2, engine="in-process", **MOMENTUM)._federation
+    message, old = method.broadcast(run.server), run.states.get("client-0")
+    before = {name: tensor.clone() for name, tensor in old.items()}
+    assert before["momentum/theta"].any()
+    models = [
+        method.personal(run.bench.client(0, round, kept), message) for round, kept in ((1, {}), (2, {}), (2, old))
+    ]
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[0], models[2])
+    assert_same(old, before)
+
+
+def test_an_orthogonal_head_has_orthogonal_rows_near_the_first_ones() -> None:
+    result = ft.run("fedbabu", **SMALL, head_start="orthogonal", tuning_epochs=0)
+    run = result._federation
+    first_head = run.server.initial[run.server.head]
+    for client in range(5):
+        head = personal(result, client)[run.server.head]
+        weight, old = head[:160].view(10, 16).double(), first_head[:160].view(10, 16).double()
+        close(weight @ weight.T, torch.eye(10, dtype=torch.float64), 1e-6)
+        stretch = old @ weight.T  # the nearest one: what remains is symmetric and stretches only (polar form)
+        close(stretch, stretch.T, 1e-6)
+        assert torch.linalg.eigvalsh(stretch).min() > 0
+        assert torch.equal(head[160:], first_head[160:])
+
+
+def test_an_orthogonal_head_is_the_same_on_every_engine() -> None:
+    one = ft.run("fedbabu", **SMALL, head_start="orthogonal")
+    other = ft.run("fedbabu", **{**SMALL, "engine": "processes"}, workers=2, head_start="orthogonal")
+    assert numbers(one.rounds) == numbers(other.rounds)
+    assert_same(final(one), final(other))
+    assert not torch.equal(server(one, "body"), server(ft.run("fedbabu", **SMALL), "body"))

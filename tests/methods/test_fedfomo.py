@@ -1,0 +1,238 @@
+"""FedFomo against a second, slow implementation, the rule by which models are sent, and its limit case."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor.method import Server
+from fedtailor.methods.fedfomo import FedFomo
+from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients, run_quadratic
+from tests.learning.test_steps import client
+from tests.methods.test_pgfed import EXACT, SMALL, Problem, close, on_a_network, on_both, watched, who
+
+
+def slow_weights(risk: Callable[[Tensor], float], theta: Tensor, candidates: list[Tensor]) -> list[float]:
+    """w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖, one after the other."""
+    weights = []
+    for other in candidates:
+        distance = float(((other - theta) ** 2).sum()) ** 0.5
+        weights.append((risk(theta) - risk(other)) / distance if distance else 0.0)
+    return weights
+
+
+def check_by_hand(
+    result: ft.RunResult, problem: Problem, log: Any, risk: Callable[[int, Tensor], float], momentum: float = 0.0
+) -> int:
+    """Every message, weight, model and P of a run; how often others' models had a part in a mix."""
+    lr, clients = result.experiment.lr, range(len(problem.samples))
+    P = torch.eye(len(clients), dtype=torch.float64)
+    start, last, uploaded, speeds, mixed = {}, {}, {}, {}, 0
+    for number, participants in enumerate(who(result), 1):
+        ends = {}
+        for i in participants:
+            sent = log.down[number, i]["clients"].tolist()
+            assert len(set(sent)) == len(sent) == min(result._federation.method.models, len(uploaded.keys() - {i}))
+            assert set(sent) <= uploaded.keys() - {i}
+            for j, model in zip(sent, log.down[number, i]["models"], strict=True):
+                assert torch.equal(model, uploaded[j])
+            theta, own = start.get(i, problem.initial), last.get(i, problem.initial)
+            candidates = [own, *(uploaded[j] for j in sent)]
+            weights = slow_weights(lambda point, i=i: risk(i, point), theta, candidates)
+            close(log.up[number, i]["weights"], torch.tensor(weights, dtype=torch.float64))
+            useful = [max(weight, 0.0) for weight in weights]
+            mixed += sum(useful[1:]) > 0
+            if sum(useful) > 0:
+                shares = [weight / sum(useful) for weight in useful]
+                theta = theta + sum(share * (other - theta) for share, other in zip(shares, candidates, strict=True))
+            start[i] = theta
+            speed = speeds.get(i, torch.zeros_like(theta))
+            for batch in problem.order(number, i):
+                speed = momentum * speed + problem.slope(i, theta, batch)[1]
+                theta = theta - lr * speed
+            ends[i], last[i], speeds[i] = theta, theta, speed
+            for j, weight in zip([i, *sent], weights, strict=True):
+                P[i, j] += weight
+        for i in participants:
+            close(log.up[number, i]["theta"], ends[i])
+            uploaded[i] = log.up[number, i]["theta"]
+        close(log.server[number]["P"], P)
+    states = final(result)
+    for i, theta in last.items():
+        close(states[f"{i}/theta"], theta)
+        close(states[f"{i}/start"], start[i])
+        close(result._federation.personal(i), theta)
+    return mixed
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("parameters", "settings"),
+    [
+        ({"models": 2}, {"participation": 3}),
+        ({"models": 5, "exploration": 1.0}, {"momentum": 0.6, "keep_momentum": True}),
+        ({"models": 1, "exploration": 0.0}, {"lr": 0.6}),
+    ],
+)
+def test_a_slow_version_comes_to_the_same_vectors(
+    run_on: Callable[..., tuple[ft.RunResult, Problem]], parameters: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Without validation samples, the loss is that of the training samples."""
+    method, log = watched(FedFomo, **parameters)
+    result, problem = run_on(method, **settings)
+    momentum = settings.get("momentum", 0.0)
+    mixed = check_by_hand(result, problem, log, lambda i, point: float(problem.risk(i, point, None)), momentum)
+    assert mixed > 0
+
+
+def test_models_are_weighed_on_the_validation_samples() -> None:
+    method, log = watched(FedFomo, models=2)
+    result, problem = on_a_network(method, validation=0.4, participation=3)
+    run = result._federation
+    held = [run.data.validation(i) for i in range(6)]
+    assert all(len(y) for _, y in held)
+
+    def risk(i: int, point: Tensor) -> float:
+        w, b, v, c = point.split([6 * 64, 6, 10 * 6, 10])
+        x, y = held[i]
+        scores = ((x @ w.view(6, 64).T + b).relu() @ v.view(10, 6).T + c).log_softmax(1)
+        return float(-scores[range(len(y)), y].mean())
+
+    assert check_by_hand(result, problem, log, risk) > 0
+
+
+def server_with(P: Tensor, uploaded: list[int], participants: list[int], round: int, seed: int = 0) -> Server:
+    zero, everything = torch.zeros(2), slice(0, 2)
+    server = Server(zero, everything, everything, {}, torch.ones(len(P)), 1.0)
+    server.state = {"P": P, "uploaded": torch.tensor([i in uploaded for i in range(len(P))])}
+    server.begin(round, participants, torch.Generator().manual_seed(seed))
+    return server
+
+
+P = torch.tensor([[9.0, 0.3, -0.2, 0.5, 0.1, 0.4], *[[0.0] * 6] * 5])
+
+
+def test_without_exploration_the_best_are_sent() -> None:
+    """Those with the largest affinity, never one's own, and only of clients that have uploaded."""
+    method = FedFomo(models=3, exploration=0.0)
+    assert method._choose(server_with(P, [0, 1, 2, 3, 4, 5], [0], 1)).tolist() == [[3, 5, 1]]
+    assert method._choose(server_with(P, [0, 2, 4, 5], [0], 1)).tolist() == [[5, 4, 2]]
+    assert method._choose(server_with(P, [0, 2], [0, 1], 1)).tolist()[0] == [2, -1, -1]
+    assert method._choose(server_with(P, [], [0], 1)).tolist() == [[-1, -1, -1]]
+
+
+def test_equal_affinities_are_told_apart_by_chance() -> None:
+    method = FedFomo(models=1, exploration=0.0)
+    picks = [method._choose(server_with(P, list(range(6)), [1], 1, seed)).item() for seed in range(60)]
+    assert set(picks) == {0, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(("round", "epsilon"), [(1, 0.5), (3, 0.3), (6, 0.0), (50, 0.0)])
+def test_exploration_replaces_the_best_and_decays(round: int, epsilon: float) -> None:
+    """The best of five is sent with probability 1 − ε + ε/5."""
+    method = FedFomo(models=1, exploration=0.5, exploration_decay=0.1)
+    picks = [method._choose(server_with(P, list(range(6)), [0], round, seed)).item() for seed in range(400)]
+    share, expected = picks.count(3) / 400, 1 - epsilon * 4 / 5
+    assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / 400) ** 0.5 + 1e-12)
+
+
+def test_clients_find_those_who_are_like_them() -> None:
+    """Two groups of three with the same minimum: the affinity within is the larger one."""
+    data, _, _ = quadratic_clients(6, 3)
+    for i in range(6):
+        data[i][0][:, :3] = 1.0 if i < 3 else -1.0
+        data[i][0][:, 3:] = torch.eye(3).flatten()
+    result = run_quadratic("fedfomo", data, 3, models=5, rounds=4, steps=2)
+    shown = result._federation.observations.get(4)["P"].fill_diagonal_(0)
+    assert shown[:3, :3].sum(1).min() > 0
+    assert shown[:3, 3:].max() < 0
+    assert shown[3:, 3:].sum(1).min() > 0
+    assert shown[3:, :3].max() < 0
+
+
+def test_without_others_models_it_is_local_if_every_visit_lowers_the_loss() -> None:
+    data, _, _ = quadratic_clients(4, 3)
+    settings = {"rounds": 5, "participation": 2, "steps": 3}
+    ours = final(run_quadratic("fedfomo", data, 3, models=0, **settings))
+    local = final(run_quadratic("local", data, 3, **settings))
+    assert local
+    for name in local:
+        assert torch.equal(ours[name], local[name])
+
+
+def test_a_visit_that_raises_the_loss_is_taken_back() -> None:
+    data, _, _ = quadratic_clients(2, 3)
+    result = run_quadratic("fedfomo", data, 3, models=0, lr=50.0, rounds=4)
+    once = final(run_quadratic("fedfomo", data, 3, models=0, lr=50.0, rounds=1))
+    for i in range(2):
+        states = final(result)
+        assert torch.equal(states[f"{i}/start"], torch.zeros(3, dtype=torch.float64))
+        assert torch.equal(states[f"{i}/theta"], once[f"{i}/theta"])
+
+
+def test_a_model_at_no_distance_has_no_weight() -> None:
+    one = client()
+    candidates = torch.stack([one.initial, one.initial + 0.1])
+    weights = FedFomo().weights(one, one.initial, candidates)
+    assert weights[0] == 0
+    assert weights[1] != 0
+
+
+def test_batch_norm_statistics_have_no_part_in_distances() -> None:
+    one = client(batch_norm=True)
+    generator = torch.Generator().manual_seed(0)
+    other = one.initial + 0.1 * torch.rand(len(one.initial), generator=generator, dtype=torch.float64)
+    weights = FedFomo().weights(one, one.initial, other[None])
+    squares = (other - one.initial) ** 2
+    kept = torch.ones(len(squares), dtype=torch.bool)
+    for place in one.network.statistics:
+        kept[place] = False
+    assert squares[~kept].sum() > 0.001
+    expected = (one.loss(one.initial) - one.loss(other)) / squares[kept].sum().sqrt()
+    torch.testing.assert_close(weights, expected[None], rtol=1e-12, atol=0)
+
+
+def test_new_clients_get_the_mean_of_all_last_models() -> None:
+    """The plain one, of those who have uploaded."""
+    data = [(x.double(), y) for x, y in digits([20, 40, 20, 30, 20, 20])]
+    settings = {"model": "mlp:6", "participation": 2, "seed": 4, "new_clients": 2, **EXACT}
+    method, log = watched(FedFomo)
+    result = ft.run(method, data=data, rounds=3, **settings)
+    last = {i: log.up[number, i]["theta"] for number, called in enumerate(who(result), 1) for i in called}
+    assert 2 < len(last) < 6
+    new = result._federation.data.new
+    assert len(new) == 2
+    for i in new:
+        close(result._federation.personal(i), torch.stack(list(last.values())).mean(0))
+    absent = set(range(6)) - last.keys() - new
+    for i in absent:
+        close(result._federation.personal(i), torch.stack(list(last.values())).mean(0))
+
+
+def test_before_anyone_uploaded_everyone_has_the_first_vector() -> None:
+    result = ft.run(FedFomo(), data=digits([9, 9]), participation="independent:0.01", rounds=1, seed=1)
+    run = result._federation
+    assert who(result) == [[]]
+    assert torch.equal(run.personal(0), run.server.initial)
+
+
+def test_the_models_sent_are_counted_in_the_bytes() -> None:
+    size = 64 * 16 + 16 + 16 * 10 + 10
+    records = ft.run("fedfomo", models=2, **{**SMALL, "participation": "all"}).rounds
+    assert records[0]["bytes_down"] == 0  # nobody has uploaded
+    assert records[0]["bytes_up"] == 6 * 4 * (size + 1)
+    for record in records[1:]:
+        assert record["bytes_down"] == 6 * 2 * (4 * size + 8)  # two models, and whose they are
+        assert record["bytes_up"] == 6 * (4 * (size + 3) + 2 * 8)  # one model, three weights
+
+
+def test_one_client_alone_trains_on() -> None:
+    module = Quadratic(2)
+    data, _, _ = quadratic_clients(1, 2)
+    how = {"rounds": 3, "steps": 1, "batch": "full", "lr": 0.1, **EXACT}
+    ours = ft.run("fedfomo", data=data, model=module, loss=mean_output, **how)
+    local = ft.run("local", data=data, model=module, loss=mean_output, **how)
+    assert torch.equal(ours._federation.personal(0), local._federation.personal(0))

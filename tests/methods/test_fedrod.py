@@ -1,0 +1,167 @@
+"""FedRoD against plain autograd, its limit cases, its errors, and what the personal head is worth."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from tests.helpers import digits
+from tests.methods.parts import MOMENTUM, SMALL, absent, close, normed, personal, server, state
+
+FEATURES, HIDDEN, CLASSES = 6, 4, 3
+
+
+def skewed(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Clients with classes in different numbers, one without the class 2, one with the class 1 alone."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [[5, 1, 2], [4, 6, 0], [0, 3, 0], [2, 2, 2]]
+    labels = [torch.arange(CLASSES).repeat_interleave(torch.tensor(count)) for count in counts]
+    return [(torch.randn(len(y), FEATURES, generator=generator, dtype=torch.float64), y) for y in labels]
+
+
+def network(bias: bool = True) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES, bias=bias))
+
+
+def run_skewed(method: str, data: list[Any], **settings: Any) -> ft.RunResult:
+    defaults = {"model": network(), "dtype": "float64", "test": 0.0, "validation": 0.0, "batch": "full", "lr": 0.3}
+    return ft.run(method, data=data, engine="in-process", **{**defaults, **settings})
+
+
+def by_hand(
+    theta: Tensor, phi: Tensor, x: Tensor, y: Tensor, bias: bool, gamma: float, velocity: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Four steps (rate 0.3, momentum 0.9, weight decay 0.01), every formula written out."""
+    cut, weights = FEATURES * HIDDEN + HIDDEN, CLASSES * HIDDEN
+    counts = torch.tensor([(y == c).sum() for c in range(CLASSES)]).double() ** gamma
+    for _ in range(4):
+        theta, phi = theta.detach().requires_grad_(), phi.detach().requires_grad_()
+        z = torch.tanh(x @ theta[: FEATURES * HIDDEN].view(HIDDEN, FEATURES).T + theta[FEATURES * HIDDEN : cut])
+        psi = theta[cut:]
+        generic = z @ psi[:weights].view(CLASSES, HIDDEN).T + (psi[weights:] if bias else 0.0)
+        own = z.detach() @ phi[:weights].view(CLASSES, HIDDEN).T + (phi[weights:] if bias else 0.0)
+        shares = counts * generic.exp() / (counts * generic.exp()).sum(1, keepdim=True)  # the balanced softmax
+        balanced = -shares[range(len(y)), y].log().mean()
+        both = (generic.detach() + own).softmax(1)
+        plain = -both[range(len(y)), y].log().mean()
+        for point, loss, speed in ((theta, balanced, velocity[0]), (phi, plain, velocity[1])):
+            (gradient,) = torch.autograd.grad(loss, point)
+            speed.mul_(0.9).add_(gradient + 0.01 * point.detach())
+        theta, phi = theta.detach() - 0.3 * velocity[0], phi.detach() - 0.3 * velocity[1]
+    return theta, phi
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+@pytest.mark.parametrize("keep", [True, False])
+def test_follows_its_formulas(bias: bool, gamma: float, keep: bool) -> None:
+    data = skewed()
+    more = {"momentum": 0.9, "weight_decay": 0.01, "keep_momentum": keep, "steps": 4, "gamma": gamma}
+    result = run_skewed("fedrod", data, model=network(bias), rounds=5, participation=2, seed=4, **more)
+    theta = result._federation.server.initial
+    size = CLASSES * HIDDEN + (CLASSES if bias else 0)
+    phis = torch.zeros(4, size, dtype=torch.float64)
+    velocities = [(torch.zeros_like(theta), torch.zeros(size, dtype=torch.float64)) for _ in range(4)]
+    for record in result.rounds:
+        thetas = []
+        for client in record["participants"]:
+            velocity = velocities[client] if keep else (torch.zeros_like(theta), torch.zeros_like(phis[0]))
+            trained, phis[client] = by_hand(theta, phis[client], *data[client], bias, gamma, velocity)
+            thetas.append(trained)
+        samples = [float(len(data[client][1])) for client in record["participants"]]
+        theta = sum(n * t for n, t in zip(samples, thetas, strict=True)) / sum(samples)
+    visited = [client for client in range(4) if client not in absent(result)]
+    assert {1, 2} <= set(visited)
+    close(server(result, "theta"), theta)
+    for client in visited:
+        close(state(result, client)["phi"], phis[client])
+        close(personal(result, client)[-size:], theta[-size:] + phis[client])
+        close(personal(result, client)[:-size], theta[:-size])
+
+
+def test_the_personal_model_is_one_head_with_the_logits_of_both() -> None:
+    data = skewed()
+    result = run_skewed("fedrod", data, rounds=3)
+    for client in range(4):
+        x, phi = data[client][0], state(result, client)["phi"]
+        one, generic = network().double(), network().double()
+        one.load_state_dict(result.personal(client))
+        nn.utils.vector_to_parameters(server(result, "theta"), generic.parameters())
+        extra = generic[:2](x) @ phi[: CLASSES * HIDDEN].view(CLASSES, HIDDEN).T + phi[CLASSES * HIDDEN :]  # type: ignore[index]
+        assert extra.abs().max() > 0.01
+        close(one(x).detach(), (generic(x) + extra).detach(), 1e-12)
+
+
+@pytest.mark.parametrize("more", [{}, MOMENTUM, {"model": normed()}])
+def test_without_balancing_the_generic_model_is_fedavgs(more: dict[str, Any]) -> None:
+    mine, average = ft.run("fedrod", **{**SMALL, **more}, gamma=0.0), ft.run("fedavg", **{**SMALL, **more})
+    assert torch.equal(server(mine, "theta"), server(average, "theta"))
+
+
+def test_with_balanced_clients_the_generic_model_is_fedavgs() -> None:
+    """A constant that is added to all logits changes no gradient; it does change last bits."""
+    data = [skewed(seed)[3] for seed in range(3)]
+    mine, average = run_skewed("fedrod", data, rounds=5), run_skewed("fedavg", data, rounds=5)
+    close(server(mine, "theta"), server(average, "theta"), 1e-12)
+    unbalanced = run_skewed("fedrod", skewed(), rounds=5), run_skewed("fedavg", skewed(), rounds=5)
+    assert (server(unbalanced[0], "theta") - server(unbalanced[1], "theta")).abs().max() > 0.01
+
+
+def test_classes_that_a_client_lacks_are_left_alone() -> None:
+    """A client with one class has nothing to tell the generic model, but much to its personal head."""
+    result = run_skewed("fedrod", [skewed()[2]], rounds=2, model=network())
+    assert torch.equal(server(result, "theta"), result._federation.server.initial)
+    phi = state(result, 0)["phi"][: CLASSES * HIDDEN].view(CLASSES, HIDDEN)
+    assert phi.abs().min() > 0
+
+
+def test_only_the_generic_model_is_sent() -> None:
+    result = ft.run("fedrod", **SMALL)
+    size = 64 * 16 + 16 + 16 * 10 + 10
+    assert all(record["bytes_up"] == record["bytes_down"] == 3 * 4 * size for record in result.rounds)
+    assert set(result._federation.server.state) == {"theta"}
+
+
+def test_a_new_client_has_the_generic_model() -> None:
+    result = ft.run("fedrod", **{**SMALL, "participation": 1, "rounds": 1})
+    (old,) = result.rounds[0]["participants"]
+    assert torch.equal(personal(result, absent(result)[0]), server(result, "theta"))
+    assert not torch.equal(personal(result, old), server(result, "theta"))
+
+
+def softmaxed() -> nn.Module:
+    return nn.Sequential(*network(), nn.LogSoftmax(1))
+
+
+@pytest.mark.parametrize("settings", [{"head": 2}, {"head": 0}, {"model": softmaxed()}])
+@pytest.mark.filterwarnings("ignore::fedtailor.ClientFailure")
+def test_a_head_that_is_not_one_linear_layer_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ft.FedtailorError, match="FedRoD needs a head that is one linear layer"):
+        run_skewed("fedrod", skewed(), rounds=1, **settings)
+
+
+@pytest.mark.filterwarnings("ignore::fedtailor.ClientFailure")
+def test_targets_without_classes_are_refused() -> None:
+    data = [(x, x[:, :CLASSES]) for x, _ in skewed()]
+    with pytest.raises(ft.FedtailorError, match="its targets must be one class label per sample"):
+        run_skewed("fedrod", data, rounds=1, loss="mse")
+
+
+def test_a_network_that_is_one_linear_layer_will_do() -> None:
+    result = ft.run("fedrod", data=digits([60, 60]), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), rounds=2)
+    assert state(result, 0)["phi"].shape == result._federation.server.initial.shape
+
+
+def test_the_personal_head_helps_where_classes_are_few() -> None:
+    """Two classes a client: the personal models beat the generic one, which has to tell all ten apart."""
+    settings = {"data": "digits", "clients": 10, "partition": "classes:2", "model": "mlp:32", "max_train": 60}
+    settings |= {"rounds": 4, "epochs": 2, "engine": "in-process"}
+    own = ft.run("fedrod", **settings).accuracy
+    generic = ft.run("fedrod", **settings, evaluation={"model": "global"}).accuracy
+    assert own is not None
+    assert generic is not None
+    assert own > 0.8  # measured: 0.90
+    assert own > generic + 0.3  # measured: 0.35

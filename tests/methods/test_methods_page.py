@@ -1,0 +1,119 @@
+"""The pages about methods: docs/methods.md is current, and every method has a page that names all there is."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.methods import CATALOGUE, VARIANTS
+
+DOCS = Path(__file__).parents[2] / "docs"
+HEADINGS = [
+    "The problem it solves",
+    "How it works",
+    "Parameters",
+    "Messages and bytes",
+    "Limits",
+    "New clients",
+    "Deviations",
+    "When to choose it",
+]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_methods_page", DOCS / "make_methods_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_all_methods_is_current(generator: ModuleType) -> None:
+    assert generator.main(["--check"]) == 0, "run python docs/make_methods_page.py"
+
+
+def test_a_page_that_is_not_current_is_found_out(
+    generator: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(generator, "page", lambda: "new\n")
+    monkeypatch.setattr(generator, "PAGE", tmp_path / "methods.md")
+    assert generator.main(["--check"]) == 1
+    assert generator.main([]) == 0
+    assert generator.main(["--check"]) == 0
+    (tmp_path / "methods.md").write_text("old\n")
+    assert generator.main(["--check"]) == 1
+
+
+def test_the_page_of_all_methods_has_a_row_for_each() -> None:
+    rows = re.findall(r"^\| \[?`([a-z-]+)`", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted([*CATALOGUE, *VARIANTS])
+
+
+def test_what_is_counted_is_the_training_work_of_one_round(generator: ModuleType) -> None:
+    """FedAvg passes a participant's samples once an epoch; PFLEGO once for the features, once for the gradient."""
+    record = ft.run("fedavg", **{**generator.SETTINGS, "rounds": 3})
+    participants = record.rounds[2]["participants"]
+    samples = [record._federation.data.samples[client].item() for client in participants]
+    average = generator.measure("fedavg")
+    assert average.passed == 5 * sum(samples) / len(samples)
+    assert (average.down, average.up) == (1, 1)
+    assert generator.measure("pflego").passed == 2 * sum(samples) / len(samples)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_method_has_a_page_with_all_its_headings_and_parameters(name: str) -> None:
+    text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    assert re.match(r"# \S", text)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    parameters = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]
+    for parameter in CATALOGUE[name].model_fields:
+        assert f"`{parameter}`" in parameters, parameter
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_on_the_page_of_its_method(name: str) -> None:
+    assert f"`{name}`" in (DOCS / "methods" / f"{VARIANTS[name][0]}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("paper", "short"),
+    [
+        ("Li et al., Ditto: Fair and Robust, ICML 2021", "Li et al., ICML 2021"),
+        ("Chen & Chao, On Bridging, ICLR 2022", "Chen & Chao, ICLR 2022"),
+        ("Chen, Li, Shen, Personalized Federated Learning", "Chen et al."),
+        ("Deng, Kamani, Mahdavi, Adaptive, arXiv:2003.13461, 2020", "Deng et al., 2020"),
+        ("", "—"),
+    ],
+)
+def test_papers_are_cited_in_short(generator: ModuleType, paper: str, short: str) -> None:
+    assert generator.citation(paper) == short
+
+
+def test_limits_are_read_from_the_docstring(generator: ModuleType) -> None:
+    class First(ft.Method):
+        """One sentence.
+
+        Some more. Limits: `a=0` is
+        FedAvg; b. And c. New clients: nothing.
+        """
+
+    class Second(ft.Method):
+        """One sentence.
+
+        Limits, with `b=1`: this.
+
+        Other things: those.
+        """
+
+    class Silent(ft.Method):
+        """One sentence."""
+
+    assert generator.limits(First) == "`a=0` is FedAvg; b. And c."
+    assert generator.limits(Second) == "With `b=1`: this."
+    with pytest.raises(ValueError, match="Silent"):
+        generator.limits(Silent)
