@@ -1,0 +1,178 @@
+"""Writes docs/methods.md: one row for every method of the catalogue, from its class and from a small run of it.
+
+    python docs/make_methods_page.py [--check]
+
+With `--check` nothing is written, and the exit code is 1 if the page is not current. Bytes and passes are counted, not
+timed: they are the same on every machine.
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor.engines import Bench, Result, Task
+from fedtailor.learning.network import Network
+from fedtailor.method import Method
+from fedtailor.methods import CATALOGUE, VARIANTS
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "methods.md"
+ROUND = 3  # the round that is measured: by then, every method sends all that it ever sends
+SETTINGS: dict[str, Any] = {
+    "data": "digits",
+    "clients": 6,
+    "model": "mlp",
+    "batch": "full",
+    "participation": 0.5,
+    "rounds": ROUND,
+    "engine": "in-process",
+    "evaluation": {"every": ROUND},
+}
+
+INTRODUCTION = """\
+# The methods
+
+<!-- Written by docs/make_methods_page.py: change the classes, not this page. -->
+
+Every method of the catalogue in one row; its own page says more. `fedtailor methods` lists their parameters.
+
+**Down** and **up** are what the server sends to a participant and gets from it in a round, in vectors of the model's
+size d (4·d bytes); **both** is their sum, FedAvg's being 2. **Work** is how many samples a participant passes forwards
+through the network in a round, relative to FedAvg; a pass through the head alone, on features that are kept, counts as
+nothing, and so does evaluation. All are counted in round 3 of a run with the defaults on digits: `mlp` (d =
+{size:,}), 6 clients of which 3 take part, 5 local epochs of one full batch. So a pass over all training samples beside
+the local epochs is 0.2.
+
+"""
+HEADER = """\
+| method | paper | shared | each client's own | down | up | both | work | limits |
+| --- | --- | --- | --- | --: | --: | --: | --: | --- |
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one participant costs in a round: vectors down and up, and samples through the network."""
+
+    down: float
+    up: float
+    passed: float
+    size: int  # of the model, d
+
+
+@contextmanager
+def counted_passes() -> Iterator[list[int]]:
+    """The samples of each forward pass of the measured round's training work, as they come."""
+    passes: list[int] = []
+    at_work = [False]
+    call, features, do = Network.__call__, Network.features, Bench.do
+
+    def counted_call(network: Network, x: Tensor) -> Tensor:
+        passes.extend([len(x)] if at_work[0] else [])
+        return call(network, x)
+
+    def counted_features(network: Network, x: Tensor) -> Tensor | None:
+        passes.extend([len(x)] if at_work[0] else [])
+        return features(network, x)
+
+    def watched_do(bench: Bench, task: Task) -> Result:
+        at_work[0] = task.kind == "train" and task.round == ROUND
+        try:
+            return do(bench, task)
+        finally:
+            at_work[0] = False
+
+    with (
+        patch.object(Network, "__call__", counted_call),
+        patch.object(Network, "features", counted_features),
+        patch.object(Bench, "do", watched_do),
+    ):
+        yield passes
+
+
+def measure(name: str) -> Cost:
+    """A short run of a method."""
+    with counted_passes() as passes:
+        result = ft.run(name, **SETTINGS)
+    record, size = result.rounds[ROUND - 1], len(result._federation.server.initial)
+    assert not record["failed"], name
+    participants = len(record["participants"])
+    vectors = 4 * size * participants
+    return Cost(record["bytes_down"] / vectors, record["bytes_up"] / vectors, sum(passes) / participants, size)
+
+
+def page() -> str:
+    """The whole page."""
+    names = [name for method in CATALOGUE for name in [method, *(v for v, (of, _) in VARIANTS.items() if of == method)]]
+    costs = {name: measure(name) for name in names}
+    average = costs["fedavg"]
+    rows = (row(name, costs[name], average.passed) for name in names)
+    return INTRODUCTION.format(size=average.size) + HEADER + "".join(rows)
+
+
+def row(name: str, cost: Cost, average: float) -> str:
+    kind = CATALOGUE[VARIANTS[name][0] if name in VARIANTS else name]
+    file = next((file for file in (f"methods/{name}.md", f"methods/{kind.name}.md") if (DOCS / file).exists()), None)
+    cells = [
+        f"[`{name}`]({file})" if file else f"`{name}`",
+        citation(kind.paper),
+        kind.shared_part,
+        kind.own_part,
+        f"{cost.down:.2f}",
+        f"{cost.up:.2f}",
+        f"{cost.down + cost.up:.2f}",
+        f"{cost.passed / average:.2f}",
+        limits(kind),
+    ]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def citation(paper: str) -> str:
+    """Author and year: «Li et al., Ditto: Fair and …, ICML 2021» is «Li et al., ICML 2021»."""
+    first, _, rest = paper.partition(",")
+    if not rest:
+        return first or "—"
+    authors = first if "et al." in first or "&" in first else f"{first} et al."
+    last = rest.rsplit(", ", 1)[-1]
+    return f"{authors}, {last}" if re.search(r"\b\d{4}$", last) else authors
+
+
+def limits(kind: type[Method]) -> str:
+    """What the docstring says after «Limits:», up to the end of the paragraph or the next such word."""
+    found = re.search(
+        r"Limits?(?P<where>, [^:]+:|:)\s(?P<text>.*?)(?=\n\n|\s+(?:New clients|Deviations?)\b[^:.]*:|\Z)",
+        inspect.cleandoc(kind.__doc__ or ""),
+        re.DOTALL,
+    )
+    if found is None:
+        raise ValueError(f"The docstring of {kind.__name__} names no limit cases: it has no sentence with «Limits:».")
+    text = " ".join(f"{found['where'].lstrip(', :')} {found['text']}".split())
+    return text[0].upper() + text[1:]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write docs/methods.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is not current")
+    check = parser.parse_args(arguments).check
+    text = page()
+    if not check:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    print("docs/methods.md is not current: run python docs/make_methods_page.py.", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
