@@ -23,7 +23,7 @@ import fedtailor as ft
 from fedtailor.engines import Bench, Result, Task
 from fedtailor.learning.network import Network
 from fedtailor.method import Method
-from fedtailor.methods import CATALOGUE, VARIANTS
+from fedtailor.methods import all_methods
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "methods.md"
@@ -113,7 +113,7 @@ def measure(name: str) -> Cost:
 
 def page() -> str:
     """The whole page."""
-    names = [name for method in CATALOGUE for name in [method, *(v for v, (of, _) in VARIANTS.items() if of == method)]]
+    names = list(all_methods())
     costs = {name: measure(name) for name in names}
     average = costs["fedavg"]
     rows = (row(name, costs[name], average.passed) for name in names)
@@ -121,7 +121,7 @@ def page() -> str:
 
 
 def row(name: str, cost: Cost, average: float) -> str:
-    kind = CATALOGUE[VARIANTS[name][0] if name in VARIANTS else name]
+    kind = type(all_methods()[name])
     file = next((file for file in (f"methods/{name}.md", f"methods/{kind.name}.md") if (DOCS / file).exists()), None)
     cells = [
         f"[`{name}`]({file})" if file else f"`{name}`",

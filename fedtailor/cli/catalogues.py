@@ -25,19 +25,19 @@ def _print_json(value: Any) -> None:
 
 def methods(json: Json = False) -> None:
     """List the methods with their parameters."""
-    from fedtailor.methods import CATALOGUE
+    from fedtailor.methods import all_methods
 
     rows: list[dict[str, Any]] = [
         {
             "name": name,
-            "summary": (kind.__doc__ or "").split("\n")[0],
+            "summary": (method.__doc__ or "").split("\n")[0],
             "parameters": {
-                key: {"default": field.get_default(), "description": field.description}
-                for key, field in kind.model_fields.items()
+                key: {"default": getattr(method, key), "description": field.description}
+                for key, field in type(method).model_fields.items()
             },
-            "paper": kind.paper,
+            "paper": method.paper,
         }
-        for name, kind in CATALOGUE.items()
+        for name, method in all_methods().items()
     ]
     if json:
         _print_json(rows)

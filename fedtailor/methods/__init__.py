@@ -34,30 +34,12 @@ from fedtailor.methods.pgfed import PGFed
 from fedtailor.methods.scaffold import SCAFFOLD
 
 METHODS = (
-    Local,
-    FedAvg,
-    FedProx,
-    FedPer,
-    Ditto,
-    PGFed,
-    PFedMB,
-    FedACS,
-    PFLEGO,
-    FedBN,
-    IFCA,
-    FedAMP,
-    FedDyn,
-    SCAFFOLD,
-    MOON,
-    FedRep,
-    LGFedAvg,
-    FedBABU,
-    FedRoD,
-    FedRecon,
-    PFedMe,
-    APFL,
-    PerFedAvg,
-    FedFomo,
+    *(Local, FedAvg),  # the two ends: alone, and all as one
+    *(FedProx, FedDyn, SCAFFOLD, MOON),  # one global model
+    *(PGFed, PFedMB, FedACS, PFLEGO),  # the four papers' systems
+    *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN),  # some layers shared, others not
+    *(Ditto, PFedMe, APFL, PerFedAvg),  # a personal model beside or from the global one
+    *(IFCA, FedAMP, FedFomo),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 
@@ -66,6 +48,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pgfedmo": ("pgfed", {"beta": 0.5}),
     "pgfed-ce": ("pgfed", {"efficient": True}),
 }
+
+
+def all_methods() -> dict[str, Method]:
+    """Every method by name with its defaults; a variant stands behind the method that it is one of."""
+    variants = {kind: [name for name, (of, _) in VARIANTS.items() if of == kind] for kind in CATALOGUE}
+    return {name: find_method(name) for kind in CATALOGUE for name in (kind, *variants[kind])}
 
 
 def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:

@@ -382,7 +382,8 @@ class TestCatalogues:
         rows = json.loads(done(call("methods", "--json")))
         assert all(row.keys() == {"name", "summary", "parameters", "paper"} for row in rows)
         by_name = {row["name"]: row for row in rows}
-        assert {"local", "fedavg", "fedprox", "fedper", "ditto"} <= by_name.keys()
+        assert len(rows) == len(by_name) == 26
+        assert by_name["pgfedmo"]["parameters"]["beta"]["default"] == 0.5
         assert by_name["ditto"]["parameters"]["lam"]["default"] == Ditto().lam
         assert by_name["ditto"]["parameters"]["lam"]["description"]
         assert all(row["summary"].endswith(".") for row in rows)
