@@ -18,28 +18,40 @@ __all__ = [
     "Replies",
     "RunResult",
     "Server",
+    "adapt",
+    "export",
     "load",
+    "load_model",
+    "predict",
     "resume",
     "run",
 ]
 
 if TYPE_CHECKING:
+    from fedtailor.adapting import adapt
     from fedtailor.api import RunResult, load, resume, run
     from fedtailor.data import Dataset
     from fedtailor.errors import FedtailorError
     from fedtailor.experiment import Evaluation, Experiment
+    from fedtailor.exporting import export
     from fedtailor.federation.rounds import ClientFailure
     from fedtailor.learning.network import Network
     from fedtailor.method import Client, Message, Method, Replies, Server
+    from fedtailor.model_file import load_model
+    from fedtailor.predicting import predict
 
 _HOMES = {
+    "adapting": ("adapt",),
     "api": ("RunResult", "load", "resume", "run"),
     "data": ("Dataset",),
     "errors": ("FedtailorError",),
     "experiment": ("Evaluation", "Experiment"),
+    "exporting": ("export",),
     "federation.rounds": ("ClientFailure",),
     "learning.network": ("Network",),
     "method": ("Client", "Message", "Method", "Replies", "Server"),
+    "model_file": ("load_model",),
+    "predicting": ("predict",),
 }
 
 

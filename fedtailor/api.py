@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment, make_experiment, write_toml
 from fedtailor.federation.evaluation import chosen_round
 from fedtailor.federation.observations import Observations
-from fedtailor.federation.record import Record, RunDirectory
+from fedtailor.federation.record import Record, RunDirectory, describe, plain
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import Objects, federation, look_into, prepare, reopen
 from fedtailor.federation.states import write_atomically
+from fedtailor.federation.tensorboard import scalars
 from fedtailor.imports import object_name
 from fedtailor.learning.descent import Loss
 from fedtailor.method import Method
@@ -71,6 +72,13 @@ class RunResult:
         return {int(client): measured["test"] for client, measured in results.items()}
 
     @cached_property
+    def partition(self) -> Record:
+        """Every client's name and its samples by class and split, with a checksum of the samples."""
+        if self.path is not None:
+            return RunDirectory(self.path).partition()
+        return cast(Record, plain(describe(self._federation.data)))
+
+    @cached_property
     def _federation(self) -> Federation:
         return self._opened()
 
@@ -82,16 +90,19 @@ class RunResult:
 
     def personal(self, client: int | str) -> dict[str, Tensor]:
         """The state dict of the model that a client (by number or name) predicts with after the last round."""
-        names = self.names
-        number = names.index(client) if isinstance(client, str) and client in names else client
-        if number not in range(len(names)):
-            raise (
-                unknown("client", str(client), names)
-                if isinstance(client, str)
-                else FedtailorError(f"There is no client {client}: they are numbered from 0 to {len(names) - 1}.")
-            )
+        number = self.number_of(client)
         with isolated():
-            return self._federation.bench.network.state_dict(self._federation.personal(int(number)))
+            return self._federation.bench.network.state_dict(self._federation.personal(number))
+
+    def number_of(self, client: int | str) -> int:
+        """A client's number, from its name or the number itself (a name comes first)."""
+        names = self.names
+        if isinstance(client, str) and client not in names and not client.isdecimal():
+            raise unknown("client", client, names)
+        number = names.index(str(client)) if client in names else int(client)
+        if number not in range(len(names)):
+            raise FedtailorError(f"There is no client {client}: they are numbered from 0 to {len(names) - 1}.")
+        return number
 
     def summary(self) -> Record:
         """The outcome in a few figures, under every rule of choosing."""
@@ -220,14 +231,15 @@ def resume(
         return _finish(old, on_round, on_start)
 
 
-def load(path: str | Path) -> RunResult:
-    """The result of a run directory, finished or not."""
+def load(path: str | Path, data_dir: str | None = None) -> RunResult:
+    """The result of a run directory, finished or not. `data_dir` says where its data lie now, if they were moved."""
     directory = RunDirectory(Path(path))
     experiment = directory.experiment()
 
     def opened() -> Federation:
+        _check_objects(experiment, Objects())
         with isolated():
-            return look_into(Path(path))
+            return look_into(Path(path), data_dir)
 
     names = directory.partition()["clients"]
     return RunResult(experiment, directory.rounds(), directory.clients(), names, opened, Path(path))
@@ -237,8 +249,9 @@ def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Feder
     """Do the rounds that are left, and write the result down."""
     if on_start:
         on_start(run)
-    with closing(run.run()) as rounds:
+    with scalars(run) as write, closing(run.run()) as rounds:
         for record in rounds:
+            write(record)
             if on_round:
                 on_round(record)
     path = run.directory.path if run.directory else None

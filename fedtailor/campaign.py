@@ -15,22 +15,29 @@ from fedtailor.experiment import DATA_SETTINGS, Experiment
 from fedtailor.federation.record import Record
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import Objects, deal_data, prepare
+from fedtailor.method import Method
 from fedtailor.methods import find_method
 
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
-NO_MATTER = {"engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit"}
+NO_MATTER = {
+    *("engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard"),
+}
 
 
 class Enough(Exception):
     """A run has shown what it was for before its last round."""
 
 
+def experiment_hash(experiment: Experiment, method: Method | None = None) -> str:
+    """A checksum of all that decides a run's numbers: equal experiments have equal ones."""
+    parameters = (method or find_method(experiment.method, experiment.parameters)).model_dump()
+    settings = {**experiment.model_dump(exclude=NO_MATTER), "parameters": parameters}
+    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
 def run_name(experiment: Experiment) -> str:
     """A directory name that says which run this is: equal experiments have equal names."""
-    parameters = find_method(experiment.method, experiment.parameters).model_dump()
-    settings = {**experiment.model_dump(exclude=NO_MATTER), "parameters": parameters}
-    digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{experiment.method.replace(':', '.')}-seed{experiment.seed}-{digest}"
+    return f"{experiment.method.replace(':', '.')}-seed{experiment.seed}-{experiment_hash(experiment)[:8]}"
 
 
 class Benches:

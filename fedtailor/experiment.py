@@ -4,6 +4,7 @@ The same names serve the command line (`--lr 0.1`), Python (`fedtailor.run("feda
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "picture_size",
 )  # fmt: skip
+# What may be said of the data of clients that join a finished run; the rest is the run's to say.
+NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
 
 
 class _Strict(BaseModel):
@@ -48,6 +51,21 @@ class Evaluation(_Strict):
         False, description="measure loss and accuracy on the training samples too, weighted by samples: the objective"
     )
     every: int = Field(1, ge=1, description="evaluate every so many rounds (and in the last one)")
+
+    def in_words(self) -> str:
+        """What a table's figures mean, to stand below it."""
+        model = {"personal": "personal models", "global": "the global model", "local": "models after local work"}
+        tuned = f", fine-tuned for {self.fine_tune} epochs" if self.fine_tune else ""
+        whom = {"all": "all clients", "participants": "each round's participants", "new": "new clients"}
+        mean = {"client": "over clients", "sample": "over test samples"}
+        when = {
+            "last": "last round",
+            "best-validation": "best round on validation data",
+            "best-test": "best round on test data",
+            "last-10": "mean of the last ten rounds",
+        }
+        what = f"{model[self.model]}{tuned}, {whom[self.clients]}"
+        return f"Test accuracy in % of {what}, mean {mean[self.average]}, {when[self.choose]}."
 
 
 class Experiment(_Strict):
@@ -113,6 +131,7 @@ class Experiment(_Strict):
     observe_every: int = Field(1, ge=1, description="rounds from record to record of what the method shows of itself")
     observe_limit: float = Field(64.0, ge=0, description="MB that these records may take altogether")
     checkpoint_every: int = Field(10, ge=1, description="rounds from checkpoint to checkpoint")
+    tensorboard: bool = Field(False, description="write each round's figures for TensorBoard too, into RUN/tensorboard")
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -170,13 +189,18 @@ def read_experiment(path: Path) -> dict[str, Any]:
         raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None
 
 
-def write_toml(settings: Mapping[str, Any]) -> str:
+def write_toml(settings: Mapping[str, Any], inside: str = "") -> str:
     """Settings as TOML: plain values first, then one table for each section. What is None is left out."""
     plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
-    lines = [f"{name} = {_toml(value)}" for name, value in plain.items() if value is not None]
-    for section in (name for name in settings if name not in plain and settings[name]):
-        lines += ["", f"[{section}]", write_toml(settings[section]).rstrip()]
+    lines = [f"{_key(name)} = {_toml(value)}" for name, value in plain.items() if value is not None]
+    for name in (name for name in settings if name not in plain and settings[name]):
+        section = inside + _key(name)
+        lines += ["", f"[{section}]", write_toml(settings[name], f"{section}.").rstrip()]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:

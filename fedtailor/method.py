@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtailor.learning.client import Client, Message, State
 from fedtailor.learning.descent import Batch
 
-BLOCK = 1 << 25  # numbers in a block of rows: 128 MiB in single precision
+BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
 __all__ = ["Batch", "Client", "Message", "Method", "Replies", "Server", "State", "message_bytes"]
 
@@ -82,13 +82,14 @@ class Server:
 
     def kept(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """What is kept of every client under this name, as the rows of a matrix in blocks: the clients of a block and
-        its rows. A client of which nothing is kept has `initial`."""
+        its rows, which are good until the next block. A client of which nothing is kept has `initial`."""
         assert self.store is not None
-        block = max(1, BLOCK // len(self.initial))
+        block = min(self.clients, max(1, BLOCK // len(self.initial)))
+        rows = self.initial.new_empty(block, len(self.initial))  # for all blocks: fresh memory costs more than copying
         for first in range(0, self.clients, block):
             clients = range(first, min(first + block, self.clients))
-            rows = [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
-            yield slice(first, clients.stop), torch.stack(rows)
+            vectors = [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
+            yield slice(first, clients.stop), torch.stack(vectors, out=rows[: len(clients)])
 
 
 class Store(Protocol):
@@ -110,11 +111,12 @@ class Replies(dict[int, Message]):
         """One tensor of every reply, as the rows of a matrix."""
         return torch.stack([message[name] for message in self.values()])
 
-    def mean(self, name: str, weights: Tensor | None = None) -> Tensor:
-        """The mean of one tensor over the replies, weighted by n_i / Σ n of those who replied, or as given."""
+    def mean(self, name: str, weights: Tensor | None = None, equal: bool = False) -> Tensor:
+        """The mean of one tensor over the replies: weighted by n_i / Σ n of those who replied, as given, or equally."""
         rows = self.stack(name)
         rows = rows if rows.is_floating_point() else rows.double()
-        weights = self.samples if weights is None else weights
+        if weights is None:
+            weights = torch.ones_like(self.samples) if equal else self.samples
         weights = weights.to(rows) / weights.sum().to(rows)
         return (weights @ rows.reshape(len(rows), rows[0].numel())).view(rows.shape[1:])
 

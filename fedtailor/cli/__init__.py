@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from fedtailor import __version__
-from fedtailor.cli import catalogues, reproducing, running
+from fedtailor.cli import advising, catalogues, comparing, deploying, reporting, reproducing, running, watching
 from fedtailor.cli.display import err
 from fedtailor.errors import FedtailorError
 
@@ -35,6 +35,13 @@ for command in (
     running.run,
     running.resume,
     running.show,
+    advising.advise,
+    comparing.compare,
+    reporting.report,
+    watching.watch,
+    deploying.export,
+    deploying.predict,
+    deploying.adapt,
     reproducing.presets,
     reproducing.reproduce,
     catalogues.methods,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -20,10 +19,17 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedtailor.text import human_bytes, human_count, human_time, percent, plain_table
+
 if TYPE_CHECKING:
     from fedtailor.api import RunResult
     from fedtailor.federation.record import Record
     from fedtailor.federation.rounds import Federation
+
+__all__ = [
+    "RoundProgress", "definition_table", "err", "human_bytes", "human_count", "human_time", "out", "percent",
+    "plain_table", "progress_bars", "results_table",
+]  # fmt: skip
 
 FIGURES = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
 NARROW = 76  # columns that all figures need; on a narrower page the last ones are left out
@@ -31,19 +37,6 @@ PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does no
 
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
 err = Console(stderr=True)
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes for people: 0 B, 12.3 kB, 4.56 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
 
 
 class RoundProgress:
@@ -99,7 +92,7 @@ def progress_bars() -> Iterator[Progress]:
 
 def results_table(results: Sequence["RunResult"]) -> Table:
     """The outcome of several runs side by side."""
-    table = plain_table(_title(results[0]), caption=_caption(results[0]))
+    table = plain_table(_title(results[0]), caption=results[0].experiment.evaluation.in_words())
     shown = FIGURES if out.width >= NARROW else FIGURES[:4]
     table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
     for name in shown:
@@ -130,31 +123,6 @@ def _row(result: "RunResult", best: float | None) -> list[str]:
 def _title(result: "RunResult") -> str:
     experiment = result.experiment
     return f"{experiment.data}, {len(result.rounds)} of {experiment.rounds} rounds, seed {experiment.seed}"
-
-
-def _caption(result: "RunResult") -> str:
-    """The evaluation protocol in words."""
-    protocol = result.experiment.evaluation
-    model = {"personal": "personal models", "global": "the global model", "local": "models after local work"}[
-        protocol.model
-    ]
-    tuned = f", fine-tuned for {protocol.fine_tune} epochs" if protocol.fine_tune else ""
-    whom = {"all": "all clients", "participants": "each round's participants", "new": "new clients"}[protocol.clients]
-    mean = {"client": "over clients", "sample": "over test samples"}[protocol.average]
-    when = {
-        "last": "last round",
-        "best-validation": "best round on validation data",
-        "best-test": "best round on test data",
-        "last-10": "mean of the last ten rounds",
-    }[protocol.choose]
-    return f"Test accuracy in % of {model}{tuned}, {whom}, mean {mean}, {when}."
-
-
-def plain_table(title: str, **options: Any) -> Table:
-    """A table as all commands show it: no frames, so that it fits a terminal of 80 columns."""
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **options)
-    table.title_justify = table.caption_justify = "left"
-    return table
 
 
 def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import DATA_SETTINGS, Evaluation, Experiment
+from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
@@ -18,22 +18,24 @@ TRAINING_SETTINGS = (
 )  # fmt: skip
 GROUPS = {
     "Data": DATA_SETTINGS,
+    "New data": NEW_DATA_SETTINGS,
     "Model": ("model", "head", "loss"),
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
         *("device", "engine", "workers", "states", "checkpoint_every", "observe_every", "observe_limit", "on_failure"),
+        "tensorboard",
     ),
 }
 SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}
 
 
-def experiment_options(*groups: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these groups of options; it gets those that were used as the dictionary `settings`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-        taken = {p.name for p in own}
+        taken = {p.name for p in own} | {without}
         added = [_option(name, group) for group in groups for name in GROUPS[group] if name not in taken]
         names = {parameter.name for parameter in added}
 

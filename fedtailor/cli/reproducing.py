@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedtailor.cli.display import RoundProgress, definition_table, err, out, plain_table, progress_bars
+from fedtailor.cli.display import (
+    RoundProgress,
+    definition_table,
+    err,
+    human_count,
+    human_time,
+    out,
+    plain_table,
+    progress_bars,
+)
 from fedtailor.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -193,21 +202,3 @@ def _write(stem: Path, outcome: "Record", text: str) -> None:
     write_atomically(stem.with_suffix(".json"), json_format.dumps(plain(outcome), indent=2, ensure_ascii=False) + "\n")
     write_atomically(stem.with_suffix(".md"), text)
     out.print(f"Recorded in {stem}.md and .json", highlight=False, soft_wrap=True)
-
-
-def human_count(count: float) -> str:
-    """A large number for people: 950, 12.3 thousand, 4.5 million."""
-    for unit in ("", " thousand", " million"):
-        if count < 1000:
-            return f"{count:.3g}{unit}"
-        count /= 1000
-    return f"{count:.3g} billion"
-
-
-def human_time(seconds: float) -> str:
-    """A time for people: 40 s, 5 min, 3.2 h, 2.1 days."""
-    for unit, length in (("s", 60), ("min", 60), ("h", 24)):
-        if seconds < length * 1.5 or (unit == "h" and seconds < length * 2):
-            return f"{seconds:.0f} {unit}" if unit != "h" else f"{seconds:.1f} h"
-        seconds /= length
-    return f"{seconds:.1f} days"

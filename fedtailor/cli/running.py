@@ -145,10 +145,10 @@ def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str
     of several methods'; it is set for those that have it."""
     from fedtailor.methods import find_method
 
-    bases = [_base(word) for word in what]
+    bases = [word_settings(word) for word in what]
     fields = [type(find_method(str(base.get("method", "fedavg")))).model_fields for base in bases]
     for name in assignments:
-        _check_assignment(name, {parameter for known in fields for parameter in known}, what)
+        check_assignment(name, {parameter for known in fields for parameter in known}, what)
     experiments = []
     for base, known in zip(bases, fields, strict=True):
         settings = merged(base, options)
@@ -163,7 +163,7 @@ def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str
     return experiments
 
 
-def _base(word: str) -> dict[str, Any]:
+def word_settings(word: str) -> dict[str, Any]:
     """The settings that one word of the command stands for."""
     path = Path(word)
     if word.endswith(".toml"):
@@ -177,7 +177,7 @@ def _base(word: str) -> dict[str, Any]:
     return {"method": word}
 
 
-def _check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
+def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
     settings = [*Experiment.model_fields, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
     if name in parameters or name in settings or name.startswith("parameters."):
         return

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import Dataset, without_labels
 from fedtailor.data.info import damaged
 from fedtailor.errors import FedtailorError
 
@@ -37,19 +37,20 @@ def read_arrays(path: Path) -> Arrays:
         raise damaged(path) from None
 
 
-def read_npz(path: Path, arrays: Arrays) -> Dataset:
-    """`x` and `y` (numbers or strings), and `client` (numbers or strings) if it is there."""
-    missing = [key for key in ("x", "y") if key not in arrays]
+def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
+    """`x` and `y` (numbers or strings; may be missing unless `labelled`), and `client` (the same) if it is there."""
+    missing = [key for key in ("x", "y") if key not in arrays and (labelled or key != "y")]
     if missing:
         raise FedtailorError(
             f"The file {path} has no array {missing[0]!r}, only {', '.join(arrays) or 'none'}: save it with "
             "np.savez(file, x=..., y=...)."
         )
+    client, names = encode(arrays["client"], f"The clients of {path}") if "client" in arrays else (None, ())
+    x = as_features(arrays["x"], path.name)
+    if "y" not in arrays:
+        return without_labels(path.name, x, client, names)
     y, classes = encode(arrays["y"], f"The labels of {path}")
-    if "client" not in arrays:
-        return Dataset(path.name, as_features(arrays["x"], path.name), y, classes)
-    client, names = encode(arrays["client"], f"The clients of {path}")
-    return Dataset(path.name, as_features(arrays["x"], path.name), y, classes, client=client, client_names=names)
+    return Dataset(path.name, x, y, classes, client=client, client_names=names)
 
 
 def from_list(parts: Sequence[Any], name: str = "list") -> Dataset:
@@ -84,13 +85,13 @@ def _pair(part: Any, client: int, name: str) -> tuple[Tensor, Tensor]:
     if not (isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part))):
         try:
             items = [part[index] for index in range(len(part))]
-            part = [np.stack([_array(item[side]) for item in items]) for side in (0, 1)]
+            part = [np.stack([as_array(item[side]) for item in items]) for side in (0, 1)]
         except (TypeError, ValueError, IndexError, KeyError):
             raise FedtailorError(
                 f"Client {client} of {name!r} is neither a pair (x, y) of arrays nor a dataset of (x, y) "
                 "items: give one of these with at least one sample, all of the same shape."
             ) from None
-    x, y = (np.atleast_1d(_array(side)) for side in part)
+    x, y = (np.atleast_1d(as_array(side)) for side in part)
     if len(x) == 0 or len(x) != len(y):
         raise FedtailorError(
             f"Client {client} of {name!r} has {len(x)} samples and {len(y)} labels: give at least one "
@@ -106,7 +107,7 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray))
 
 
-def _array(value: Any) -> Array:
+def as_array(value: Any) -> Array:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 

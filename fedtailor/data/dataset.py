@@ -37,6 +37,11 @@ class Dataset:
         return len(self.y)
 
 
+def without_labels(name: str, x: Tensor, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
+    """Samples of which nobody says what they are: no classes, and zeros for targets."""
+    return Dataset(name, x, torch.zeros(len(x)), (), client=client, client_names=client_names)
+
+
 def _check_lengths(data: Dataset) -> None:
     if data.x.ndim == 0 or data.y.ndim == 0 or len(data.y) == 0:
         raise FedtailorError(f"The data set {data.name!r} has no samples: it needs at least one.")

@@ -33,10 +33,16 @@ class FederatedData:
     names: tuple[str, ...]  # of the clients
     new: frozenset[int] = frozenset()  # clients held out from training
     own_classes: tuple[int, ...] = ()  # how many classes each client has, where the labels are each client's own
+    own_names: tuple[tuple[str, ...], ...] = ()  # and what they are
 
     @property
     def clients(self) -> int:
         return len(self.names)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network for these data has: one a class, or one a target."""
+        return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
 
     @property
     def samples(self) -> Tensor:
@@ -51,6 +57,13 @@ class FederatedData:
 
     def test(self, client: int) -> tuple[Tensor, Tensor]:
         return self._slice(client, "test")
+
+    def classes_of(self, client: int) -> tuple[str, ...]:
+        """What a client's class numbers mean. Where labels are its own, the outputs behind them mean nothing."""
+        if not self.own_names:
+            return self.classes
+        own = self.own_names[client]
+        return (*own, *(f"output {number}" for number in range(len(own), len(self.classes))))
 
     def held_out(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
         """The inputs of the clients' validation and test samples, client by client, and how many of each."""
@@ -127,7 +140,7 @@ def federate(
     bounds, order = _layout(client, side, names, dataset.name)
     dealt = FederatedData(
         name=dataset.name,
-        x=_prepare(dataset.x[order], pixels, dtype),
+        x=as_inputs(dataset.x[order], pixels, dtype),
         y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
         bounds=bounds,
         classes=dataset.classes,
@@ -155,8 +168,9 @@ def _own_labels(data: FederatedData) -> FederatedData:
     y, own = data.y.clone(), []
     for start, _, _, end in data.bounds.tolist():
         present, y[start:end] = torch.unique(data.y[start:end], return_inverse=True)
-        own.append(len(present))
-    return replace(data, y=y, classes=tuple(map(str, range(max(own)))), own_classes=tuple(own))
+        own.append(tuple(data.classes[number] for number in present.tolist()))
+    counts = tuple(map(len, own))
+    return replace(data, y=y, classes=tuple(map(str, range(max(counts)))), own_classes=counts, own_names=tuple(own))
 
 
 def _check_options(
@@ -309,7 +323,7 @@ def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tupl
     return torch.from_numpy(np.hstack([starts, ends])), torch.from_numpy(order)
 
 
-def _prepare(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
+def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
     """Numbers that a network takes; pictures with the channels last in memory, which is faster on a CPU."""
     if x.ndim == 4:
         x = x.contiguous(memory_format=torch.channels_last)

@@ -26,10 +26,12 @@ def load(
     label_column: str | None = None,
     client_column: str | None = None,
     picture_size: int | None = None,
+    labelled: bool = True,
 ) -> Dataset:
     """Read a data set of the catalogue by name, or the user's own npz, CSV or folder of pictures by path.
 
-    `label_column` and `client_column` are for a CSV, `picture_size` for a folder.
+    `label_column` and `client_column` are for a CSV, `picture_size` for a folder. With `labelled=False`, data of the
+    user's may come without labels: they then have no classes, and zeros for targets.
     """
     root = information.data_dir(data_dir)
     base, _, variant = name.partition(":")
@@ -45,8 +47,8 @@ def load(
             raise FedtailorError(f"The data set {base!r} has no variants: write {base!r}, not {name!r}.")
         return reader(info, root, variant)
     if folder:
-        return pictures.read_folder(own, picture_size)
-    return table.read_csv(own, label_column, client_column) if csv else _read_npz(own)
+        return pictures.read_folder(own, picture_size, labelled)
+    return table.read_csv(own, label_column, client_column, labelled) if csv else _read_npz(own, labelled)
 
 
 def _own_path(name: str, root: Path) -> Path:
@@ -61,8 +63,8 @@ def _own_path(name: str, root: Path) -> Path:
     raise unknown("data set", name, DATA_SETS)
 
 
-def _read_npz(path: Path) -> Dataset:
+def _read_npz(path: Path, labelled: bool) -> Dataset:
     contents = arrays.read_arrays(path)
     if medmnist.is_medmnist(contents):
         return medmnist.from_arrays(path.stem, path, contents)
-    return arrays.read_npz(path, contents)
+    return arrays.read_npz(path, contents, labelled)

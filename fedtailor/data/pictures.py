@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedtailor.data.arrays import encode
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import Dataset, without_labels
 from fedtailor.data.info import damaged
 from fedtailor.errors import FedtailorError
 
@@ -26,25 +26,34 @@ def open_picture(file: str | Path, contents: bytes) -> Image.Image:
     return image
 
 
-def read_folder(folder: Path, size: int | None) -> Dataset:
-    """All pictures, grey if all are grey and colour otherwise, resized to size × size if that is given."""
+def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Dataset:
+    """All pictures, grey if all are grey and colour otherwise, resized to size × size if that is given. Unless
+    `labelled`, they may also lie in the folder itself."""
     if size is not None and size < 1:
         raise FedtailorError(f"picture_size is {size}: give the number of pixels per side, 1 or more.")
-    files = sorted(file for file in folder.glob("*/*/*") if file.suffix.lower() in SUFFIXES)
-    if not files:
+    files = _files(folder, "*/*/*")
+    loose = [] if files or labelled else _files(folder, "*")
+    if not files and not loose:
         raise FedtailorError(
             f"The folder {folder} holds no pictures: it needs them as client/class/picture, "
             "for example hospital-a/healthy/0001.png."
         )
-    pictures = [_pixels(file, size) for file in files]
-    _check_sizes(files, pictures)
+    pictures = [_pixels(file, size) for file in files or loose]
+    _check_sizes(files or loose, pictures)
     if any(picture.ndim == 3 for picture in pictures):
         pictures = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in pictures]
     x = torch.from_numpy(np.stack(pictures))
+    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+    if loose:
+        return without_labels(folder.resolve().name, x)
     y, classes = encode(np.array([file.parent.name for file in files]), f"The classes of {folder}")
     client, names = encode(np.array([file.parent.parent.name for file in files]), f"The clients of {folder}")
-    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
     return Dataset(folder.resolve().name, x, y, classes, client=client, client_names=names)
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The pictures of a folder, in the order of their names."""
+    return sorted(file for file in folder.glob(pattern) if file.suffix.lower() in SUFFIXES)
 
 
 def _pixels(file: Path, size: int | None) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data.arrays import encode
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import Dataset, without_labels
 from fedtailor.errors import FedtailorError
 
 LABELS = ("label", "y", "class", "target")
@@ -16,21 +16,22 @@ CLIENT = "client"
 Rows = list[tuple[int, list[str]]]  # the line in the file, and its cells
 
 
-def read_csv(path: Path, label_column: str | None, client_column: str | None) -> Dataset:
-    """Every column but the label's and the client's is a feature."""
+def read_csv(path: Path, label_column: str | None, client_column: str | None, labelled: bool = True) -> Dataset:
+    """Every column but the label's (which may be missing unless `labelled`) and the client's is a feature."""
     header, rows = _rows(path)
-    label = _label_column(path, header, label_column)
+    needed = labelled or label_column or any(name in header for name in LABELS)
+    label = _label_column(path, header, label_column) if needed else None
     client = client_column or (CLIENT if CLIENT in header else None)
     if client is not None and client not in header:
         raise FedtailorError(f"The file {path} has no column {client!r}: its columns are {', '.join(header)}.")
     features = [column for column in header if column not in (label, client)]
     if not features:
         raise FedtailorError(f"The file {path} has no columns but label and client: it needs features.")
-    y, classes = _names(path, header, rows, label)
     x = _features(path, header, rows, features)
-    if client is None:
-        return Dataset(path.name, x, y, classes)
-    clients, names = _names(path, header, rows, client)
+    clients, names = _names(path, header, rows, client) if client else (None, ())
+    if label is None:
+        return without_labels(path.name, x, clients, names)
+    y, classes = _names(path, header, rows, label)
     return Dataset(path.name, x, y, classes, client=clients, client_names=names)
 
 

@@ -125,7 +125,7 @@ class Processes:
 
     def _size(self, task: Task) -> int:
         bounds = self.bench.data.bounds
-        first, last = (0, 1) if task.kind.startswith("train") else (1, 3)
+        first, last = (1, 3) if task.kind.startswith("evaluate") else (0, 1)
         return sum(int(bounds[client, last] - bounds[client, first]) for client in task.clients)
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ engine may carry them anywhere.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal
 from zlib import crc32
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedtailor.data import FederatedData
 from fedtailor.errors import brief
 from fedtailor.learning.client import Client, Message, State
-from fedtailor.learning.descent import Descent, Loss
+from fedtailor.learning.descent import Descent, Loss, step_count
 from fedtailor.learning.metrics import Metrics, measure, outputs
 from fedtailor.learning.network import Network
 from fedtailor.method import Method
@@ -31,7 +32,7 @@ Measured = dict[str, Metrics]  # "test", "validation" and, where asked for, "tra
 class Task:
     """Work for one client; or, to evaluate a model that several clients share, for all of them in one pass."""
 
-    kind: Literal["train", "train and evaluate", "evaluate", "evaluate shared", "personal"]
+    kind: Literal["train", "train and evaluate", "evaluate", "evaluate shared", "personal", "adapt"]
     round: int
     clients: tuple[int, ...]
     message: Message
@@ -123,7 +124,8 @@ class Bench:
         round = (
             task.round if task.kind.startswith("train") else 0
         )  # an unchanged model is evaluated alike in all rounds
-        seed_network(torch_seed(self.seed, task.kind, round, task.clients[0]), self.initial.device)
+        kind = "evaluate" if task.kind in ("personal", "adapt") else task.kind  # the model that was evaluated
+        seed_network(torch_seed(self.seed, kind, round, task.clients[0]), self.initial.device)
         try:
             result = self._evaluate_shared(task) if task.kind == "evaluate shared" else self._visit(task)
         except Exception as error:  # a method's or a network's own fault, of any kind
@@ -146,6 +148,8 @@ class Bench:
             return result
         if task.kind == "personal":
             return Result(task.clients, {"theta": self._personal(client, message)})
+        if task.kind == "adapt":
+            return self._adapt(client, message)
         measured = self._measure_personal(client, message)
         return Result(task.clients, measured=[measured], used_message=message.read)
 
@@ -158,6 +162,26 @@ class Bench:
         if not self.fine_tune:
             return theta
         return self.client(number, 0, {}).descend(theta, epochs=self.fine_tune, steps=None, purpose="fine-tuning")
+
+    def _adapt(self, client: Client, message: Message) -> Result:
+        """For a client that never took part: what is measured of the model that the method gives it, and then of the
+        network's first vector, before and after each epoch of fine-tuning; and the former after the last of them."""
+        paths = [self._path(start, client.id) for start in (self.method.personal(client, message), self.initial)]
+        measured = [next(self._measure(theta, (client.id,))) for path in paths for theta in path]
+        return Result((client.id,), {"theta": paths[0][-1]}, measured=measured)
+
+    def _path(self, theta: Tensor, number: int) -> list[Tensor]:
+        """A model before and after each epoch of fine-tuning, where `_tuned` would be with so many of them."""
+        client, path = self.client(number, 0, {}), [theta]
+        in_epoch = step_count(client.samples, replace(self.how, epochs=1, steps=None))
+        steps = count(1)
+
+        def keep(vector: Tensor) -> None:
+            if next(steps) % in_epoch == 0:
+                path.append(vector.clone())
+
+        client.descend(theta, epochs=self.fine_tune, steps=None, purpose="fine-tuning", each_step=keep)
+        return path
 
     def _measure_personal(self, client: Client, message: Message) -> Measured:
         return next(self._measure(self._personal(client, message), (client.id,)))

@@ -64,7 +64,10 @@ class RunDirectory:
         return make_experiment(read_experiment(self.path / "experiment.toml"))
 
     def partition(self) -> Record:
-        return _json(self.path / "partition.json")
+        found = _json(self.path / "partition.json")
+        if not isinstance(found, dict) or "clients" not in found:
+            raise FedtailorError(f"{self.path / 'partition.json'} is damaged: it names no clients.")
+        return found
 
     def check(self, data: FederatedData, network: str) -> None:
         """Refuse to go on with other data, or from another first vector (`network` is its checksum)."""
@@ -143,10 +146,10 @@ def check_free(path: Path) -> None:
         raise FedtailorError(f"{path} exists already and is not a run directory: choose another --out.")
 
 
-def new_directory(name: str) -> Path:
+def new_directory(name: str, below: str = "runs") -> Path:
     """The first free `runs/NAME-K`."""
     number = 1
-    while os.path.lexists(path := Path("runs") / f"{name}-{number}"):
+    while os.path.lexists(path := Path(below) / f"{name}-{number}"):
         number += 1
     return path
 

@@ -20,6 +20,7 @@ from fedtailor.federation.participation import Participation
 from fedtailor.federation.record import RunDirectory
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.states import States
+from fedtailor.federation.tensorboard import check_installed
 from fedtailor.imports import import_object
 from fedtailor.learning.descent import Descent, Loss
 from fedtailor.learning.network import Network
@@ -44,13 +45,14 @@ class Objects:
 def prepare(experiment: Experiment, objects: Objects) -> Bench:
     """All that a run needs before its first file is written: so that nothing wrong is found out later."""
     method = objects.method or find_method(experiment.method, experiment.parameters)
+    if experiment.tensorboard:
+        check_installed()
     device = find_device(experiment.device)
     given = objects.data
     data = given.to(device) if isinstance(given, FederatedData) else deal_data(experiment, given).to(device)
     loss = objects.loss or find_loss(experiment.loss)
     shape = tuple(data.x.shape[1:])
-    outputs = len(data.classes) or (data.y.shape[1] if data.y.dim() > 1 else 1)
-    module = build_model(objects.model or experiment.model, shape, outputs, experiment.seed)
+    module = build_model(objects.model or experiment.model, shape, data.outputs, experiment.seed)
     network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
     _try_out(network, data, loss)
     how = Descent(
@@ -188,6 +190,14 @@ def find_device(name: str) -> torch.device:
         ) from None
 
 
+def has_device(name: str) -> bool:
+    try:
+        find_device(name)
+    except FedtailorError:
+        return False
+    return True
+
+
 def find_loss(name: str) -> Loss:
     if name in LOSSES:
         return LOSSES[name]
@@ -228,12 +238,16 @@ def reopen(path: Path, experiment: Experiment, objects: Objects) -> Federation:
     return federation(experiment, bench, directory)
 
 
-def look_into(path: Path) -> Federation:
-    """The federation of a run directory as its last checkpoint left it, to look at: nothing is written."""
+def look_into(path: Path, data_dir: str | None = None) -> Federation:
+    """The federation of a run directory as its last checkpoint left it, to look at: nothing is written. It is looked
+    at on the CPU where the run's device is not available."""
     directory = RunDirectory(path)
-    experiment = directory.experiment().model_copy(update={"engine": "in-process"})
+    before = directory.experiment()
+    here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
+    experiment = before.model_copy(update={**here, "engine": "in-process", "tensorboard": False})
     bench = prepare(experiment, Objects())
     directory.check(bench.data, bench.fingerprint())
     run = federation(experiment, bench, directory)
     run.finished, run.server.state = run.states.restore(sweep=False)
+    run.server.round = run.finished
     return run

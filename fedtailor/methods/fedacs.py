@@ -70,7 +70,8 @@ class FedACS(Method):
         changed, S = list(replies), server.state["S"].clone()
         new = normalize(server.parameters_of(replies.stack("w")))
         for clients, vectors in server.kept("w"):  # only rows that changed
-            S[changed, clients.start : clients.stop] = new @ normalize(server.parameters_of(vectors)).T
+            vectors = server.parameters_of(vectors)
+            S[changed, clients.start : clients.stop] = new @ vectors.T / vectors.norm(dim=1).clamp(min=1e-12)
         S[:, changed] = S[changed].T
         server.state["S"] = S.fill_diagonal_(1.0)
 

@@ -40,7 +40,7 @@ class FedDyn(Method):
         return {"theta": theta}
 
     def receive(self, server: Server, replies: Replies) -> None:
-        mean = replies.mean("theta", torch.ones(len(replies)))
+        mean = replies.mean("theta", equal=True)
         moved = len(replies) / server.clients * server.parameters_of(mean - server.state["theta"])
         h = server.state["h"] - self.alpha * moved
         server.state |= {"h": h, "theta": mean - h / self.alpha if self.alpha else mean}

@@ -36,7 +36,7 @@ class FedFomo(Method):
     exploration_decay: float = Field(0.05, ge=0, description="by how much ε falls each round, down to 0")
 
     def start(self, server: Server) -> None:
-        server.state["P"] = torch.eye(server.clients).to(server.initial)
+        server.state["P"] = torch.eye(server.clients, dtype=server.initial.dtype, device=server.initial.device)
         server.state["uploaded"] = torch.zeros(server.clients, dtype=torch.bool, device=server.initial.device)
 
     def broadcast(self, server: Server) -> Message:
@@ -60,13 +60,15 @@ class FedFomo(Method):
         """Which models go to each participant (a row), ε-greedily by P; −1 where there are no more."""
         epsilon = self.exploration - self.exploration_decay * (server.round - 1)
         P, uploaded = server.state["P"].tolist(), server.state["uploaded"].tolist()
-        chosen = torch.full((len(server.participants), self.models), -1)
+        chosen = torch.full((len(server.participants), self.models), -1, device="cpu")
         for row, client in enumerate(server.participants):
-            shuffled = torch.randperm(server.clients, generator=server.random).tolist()  # so that ties are
+            shuffled = torch.randperm(
+                server.clients, generator=server.random, device="cpu"
+            ).tolist()  # so that ties are
             others = sorted((j for j in shuffled if uploaded[j] and j != client), key=lambda j: -P[client][j])
             for place in range(min(self.models, len(others))):
-                explore = float(torch.rand((), generator=server.random)) < epsilon
-                pick = int(torch.randint(len(others), (), generator=server.random)) if explore else 0
+                explore = float(torch.rand((), generator=server.random, device="cpu")) < epsilon
+                pick = int(torch.randint(len(others), (), generator=server.random, device="cpu")) if explore else 0
                 chosen[row, place] = others.pop(pick)
         return chosen.to(server.initial.device)
 

@@ -53,7 +53,7 @@ class FedRecon(Method):
 
     def receive(self, server: Server, replies: Replies) -> None:
         queries = [n - self._supporting(n) or n for n in replies.samples.tolist()]  # n_i = |D_i,q|
-        mean = replies.mean("body", torch.tensor(queries))
+        mean = replies.mean("body", replies.samples.new_tensor(queries))
         body = server.state["body"].lerp(mean, self.server_lr)  # g + η_s Σ n_i / n (g_i − g)
         for place in server.statistics:
             if place.stop <= server.body.stop:

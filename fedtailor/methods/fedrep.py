@@ -49,8 +49,7 @@ class FedRep(Method):
         return client.descend(theta, part=client.head, epochs=self.head_epochs, steps=None)
 
     def receive(self, server: Server, replies: Replies) -> None:
-        weights = replies.samples if self.released_weights else torch.ones_like(replies.samples)
-        server.state["body"] = replies.mean("body", weights)
+        server.state["body"] = replies.mean("body", equal=not self.released_weights)
 
     def personal(self, client: Client, message: Message) -> Tensor:
         if "head" in client.state:

@@ -53,8 +53,7 @@ class SCAFFOLD(Method):
         return {"theta": y, "change": client.state["c"] - own}
 
     def receive(self, server: Server, replies: Replies) -> None:
-        x, equal = server.state["theta"], torch.ones(len(replies))
-        mean, change = replies.mean("theta", equal), replies.mean("change", equal)
+        x, mean, change = server.state["theta"], replies.mean("theta", equal=True), replies.mean("change", equal=True)
         server.state["theta"] = mean + (self.server_lr - 1) * server.parameters_of(mean - x)  # x + η_g Δx
         server.state["c"] = server.state["c"] + len(replies) / server.clients * change
 

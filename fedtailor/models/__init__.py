@@ -61,6 +61,18 @@ def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: in
         raise unknown("model", model, CATALOGUE)
 
 
+def import_lines(name: str, shape: tuple[int, ...], classes: int) -> tuple[str, str]:
+    """What to import for the network of this name, and what then builds it."""
+    module, _, attribute = name.partition(":")
+    if module in CATALOGUE:
+        return "from fedtailor.models import build_model", f"build_model({name!r}, {shape}, {classes}, 0)"
+    if module in ("object", "__main__"):
+        return "...", f"{attribute}(...)"  # nobody else knows where it is
+    found = import_object(name, "model")
+    made = "" if isinstance(found, nn.Module) else f"({shape}, {classes})" if _takes(found, shape, classes) else "()"
+    return f"from {module} import {attribute.partition('.')[0]}", f"{attribute}{made}"
+
+
 def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if info.pictures and len(shape) != 3:
         raise FedtailorError(

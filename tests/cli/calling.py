@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.cli import main
+from fedtailor.cli import display, main
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """`call("run", "fedavg")` in an empty directory, not at a terminal, on a page of 200 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(display.out, "width", 200)  # it was made when the module was imported
     monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS", "PY_COLORS"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.cli import display
 from tests.cli.calling import Answer, Call, contents, done, refusal, usage_error
 from tests.data.files import write_mnist
 
@@ -421,7 +422,7 @@ def _ended(call: Call, *words: object) -> Answer:
 
 
 def test_the_sentence_is_one_line_on_a_narrow_page_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(display.err, "width", 40)
     assert len(refusal(call, "run", "fedavg", "--data", "fashion-mnist")) > 40
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedtailor
+from fedtailor.cli import display
 from fedtailor.experiment import Evaluation, Experiment
 from fedtailor.federation.rounds import Federation
 from fedtailor.methods.ditto import Ditto
@@ -135,7 +136,7 @@ class TestRun:
     def test_the_table_names_every_method_in_full_even_on_a_narrow_page(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, columns: int
     ) -> None:
-        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(display.out, "width", columns)
         text = done(call("run", "fedprox", "fedavg", *SMALL))
         table = text.partition("Recorded in")[0]
         assert "fedprox" in table
@@ -316,7 +317,7 @@ class TestInterruption:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fedtailor.federation.setup.prepare", interrupted)
+        monkeypatch.setattr("fedtailor.campaign.prepare", interrupted)
         answer = call("run", "fedavg", *SMALL)
         assert answer.code == 130
         assert "Traceback" not in answer.err
@@ -475,7 +476,7 @@ class TestPartitions:
         assert {int(number) for number in re.findall(r"(\d+) \(new\)", text)} == set(new)
 
     def test_many_classes_get_a_picture_in_place_of_columns(self, call: Call) -> None:
-        own_data("many.npz", classes=30)
+        own_data("many.npz", classes=45)
         words = ("data", "many.npz", "--clients", 2, "--partition", "iid", "--min-samples", 1)
         dealt = json.loads(done(call(*words, "--json")))
         counts = np.array([dealt["train"], dealt["validation"], dealt["test"]]).sum(0)
@@ -486,7 +487,7 @@ class TestPartitions:
             assert len(re.findall("[░▒▓█]", line)) == np.count_nonzero(row)
 
     def test_the_table_can_be_read_on_a_page_of_80_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(display.out, "width", 80)
         text = done(call("data", "digits", "--clients", 4))
         assert "…" not in text
         assert "train" in text

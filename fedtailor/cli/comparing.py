@@ -1,0 +1,185 @@
+"""`fedtailor compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress, TaskID
+
+from fedtailor.cli.display import RoundProgress, err, out, percent, progress_bars
+from fedtailor.cli.options import experiment_options, parse_assignments
+from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import Experiment, merged, read_experiment
+
+if TYPE_CHECKING:
+    from fedtailor.comparison import Comparing
+    from fedtailor.federation.record import Record
+    from fedtailor.federation.rounds import Federation
+
+FAILED = 1  # exit code: there is a table, but not all runs are in it
+
+
+@experiment_options("Data", "Model", "Training", "Evaluation", "Execution", without="seed")
+def compare(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="METHOD…|FILE.toml", show_default=False, help="methods, or one file with a comparison"),
+    ],
+    settings: dict[str, Any],
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help=r"a run of every line for each \[0,1,2]", show_default=False)
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help=r"the accuracy to which rounds and bytes are counted, like 0.9 \[what the worst run reaches]",
+            show_default=False,
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="a parameter of the methods that have it, or any setting",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help=r"the comparison's directory \[comparisons/DATA-1, -2, …]", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run methods on the same clients with several seeds, and print the table that papers print.
+
+    It has the accuracy over seeds, the gain over Local, the worst decile,
+    rounds and bytes to a target accuracy, and says which methods differ from
+    the best by more than chance. DIR holds it as text, Markdown, LaTeX and
+    CSV, with all runs.
+
+    [bold]Examples[/]
+
+    fedtailor compare local fedavg ditto pgfed --data digits --rounds 20
+
+    fedtailor compare local ditto --set lam=0.5 --seeds 0,1 --target 0.9
+
+    fedtailor compare grid.toml --out comparisons/grid
+
+    A file has the settings of an experiment file, and:
+
+    methods = \\["local", "ditto"]   seeds = \\[0, 1, 2]
+
+    \\[grid]   lr = \\[0.1, 0.01]   every combination is a line of the table
+
+    \\[parameters.ditto]   lam = 0.5
+
+    After Ctrl-C or a crash, the same command with the same --out goes on:
+    what is finished is not run again.
+    """
+    from fedtailor.comparison import Comparing, make_comparison
+    from fedtailor.federation.record import new_directory
+
+    work: Comparing | None = None
+    try:
+        with out.status("setting up"):
+            comparison = make_comparison(_asked(what, settings, parse_assignments(assignments or []), seeds, target))
+            stem = Path(str(comparison.settings["data"]).replace(":", "-")).stem
+            work = Comparing(comparison, to or new_directory(stem, "comparisons"))
+            todo = work.todo()
+            work.begin(todo)
+        _perform(work, todo)
+        summary = work.finish()
+    except KeyboardInterrupt:
+        begun = work is not None and (file := work.out / "comparison.toml").is_file()
+        hint = f" Continue with: fedtailor compare {file} --out {file.parent}" if begun else ""
+        err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    from fedtailor.report.tables import rich_table
+
+    out.print(rich_table(summary, out.width))
+    out.print(f"Recorded in {work.out}: table.txt, .md, .tex, .csv, result.json, runs", highlight=False, soft_wrap=True)
+    for title, reason in work.failed.items():
+        err.print(f"[yellow]Failed:[/] {escape(title)}: {escape(reason)}", highlight=False, soft_wrap=True)
+    if work.failed:
+        raise typer.Exit(FAILED)
+
+
+def _asked(
+    what: list[str], options: dict[str, Any], assignments: dict[str, Any], seeds: str | None, target: float | None
+) -> dict[str, Any]:
+    """The file's or the methods' settings, with the command line's over them."""
+    from fedtailor.methods import find_method
+
+    if len(what) > 1 and any(word.endswith(".toml") for word in what):
+        raise FedtailorError("Compare methods or one file, not both: name them in the file (methods = [...]).")
+    if (file := Path(what[0]) / "comparison.toml").is_file():
+        raise FedtailorError(f"{what[0]} is a comparison: go on with `fedtailor compare {file} --out {what[0]}`.")
+    if what[0].endswith(".toml"):
+        asked = read_experiment(Path(what[0]))
+        if "methods" not in asked:
+            raise FedtailorError(f"{what[0]} is no comparison: it has no methods = [...].")
+    else:
+        asked = {"methods": [word_settings(word)["method"] for word in what]}
+    asked = merged(asked, options)
+    asked |= {} if seeds is None else {"seeds": _numbers(seeds)}
+    asked |= {} if target is None else {"target": target}
+    methods = [method for method in asked["methods"] if isinstance(method, str)]
+    fields = {method: type(find_method(method)).model_fields for method in methods}
+    for name, value in assignments.items():
+        check_assignment(name, {parameter for known in fields.values() for parameter in known}, methods)
+        section, _, inner = name.rpartition(".")
+        owners = methods if section == "parameters" else [method for method in methods if inner in fields[method]]
+        if section == "evaluation":
+            asked = merged(asked, {section: {inner: value}})
+        elif owners:
+            before = asked.get("parameters", {})
+            asked["parameters"] = {**before, **{m: {**before.get(m, {}), inner: value} for m in owners}}
+        elif name in Experiment.model_fields:
+            asked[name] = value
+    return asked
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() for word in words):
+        raise FedtailorError(f"--seeds takes whole numbers with commas between them, like 0,1,2, not {text!r}.")
+    return [int(word) for word in words]
+
+
+class _OneOfMany(RoundProgress):
+    """The bar of a run that moves the bar of all runs along."""
+
+    def __init__(self, progress: Progress, title: str, rounds: int, overall: TaskID, before: int) -> None:
+        super().__init__(progress, title, rounds)
+        self.overall, self.before = overall, before
+
+    def start(self, run: "Federation") -> None:
+        super().start(run)
+        self.progress.update(self.overall, completed=self.before + run.finished)
+
+    def round(self, record: "Record") -> None:
+        super().round(record)
+        self.progress.update(self.overall, completed=self.before + record["round"])
+
+
+def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
+    """Do the runs that are left, under a bar for all of them and one for the present run."""
+    every = len(work.runs)
+    before = sum(run.rounds for title, run in work.runs.items() if title not in todo)
+    with progress_bars() as bars:
+        overall = bars.add_task(f"all {every} runs", total=sum(run.rounds for run in work.runs.values()), figures="")
+        for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
+            bars.update(overall, completed=before, figures=f"run {number}")
+            bar = _OneOfMany(bars, escape(title), experiment.rounds, overall, before)
+            result = work.run(title, bar.round, bar.start)
+            bars.remove_task(bar.task)
+            before += experiment.rounds
+            if out.is_terminal:
+                said = f"accuracy {percent(result.accuracy)} %" if result else "failed"
+                bars.console.print(f"{title}: {said}", highlight=False, markup=False)
+        bars.update(overall, completed=before, figures="")

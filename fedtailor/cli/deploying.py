@@ -1,0 +1,325 @@
+"""`fedtailor export`, `predict` and `adapt`: from a run to models at work."""
+
+import json as json_format
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedtailor.cli.display import err, out, percent, plain_table, progress_bars
+from fedtailor.cli.options import experiment_options
+from fedtailor.cli.running import INTERRUPTED
+from fedtailor.errors import FedtailorError
+
+if TYPE_CHECKING:
+    from fedtailor.adapting import Adaptation
+    from fedtailor.model_file import Description
+    from fedtailor.predicting import Predictions
+
+SHOWN = 10  # predictions on the page; a file has them all
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False)]
+To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go", show_default=False)]
+Onnx = Annotated[bool, typer.Option("--onnx", help="as ONNX too (needs the extra fedtailor\\[onnx])")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="write over files that are there already")]
+DataDir = Annotated[
+    str | None, typer.Option(help=r"where data sets lie now \[as in the run]", metavar="DIR", show_default=False)
+]
+
+
+def export(
+    run: Run,
+    to: To,
+    client: Annotated[
+        str | None, typer.Option(metavar="ID", help="one client's model, by its name or number", show_default=False)
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="every training client's model: so without options")] = False,
+    central: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
+    onnx: Onnx = False,
+    overwrite: Overwrite = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Write the models of a run as files that plain PyTorch loads: what each client predicts with.
+
+    A model is a .safetensors file. The .json beside it says what it is and how to load it: the network, the classes
+    in their order, what is done to samples before, the accuracy that the run recorded, and three lines of PyTorch.
+
+    [bold]Examples[/]
+
+    fedtailor export runs/ditto --client 3 --to models
+
+    fedtailor export runs/ditto --all --onnx --to models
+
+    fedtailor export runs/fedavg --global --to models
+    """
+    if (client is not None) + everyone + central > 1:
+        raise FedtailorError("--client, --all and --global exclude each other: give one of them.")
+    from fedtailor.api import load
+    from fedtailor.exporting import export as write
+
+    result = load(run, data_dir)
+    written: list[tuple[list[Path], Description]] = []
+    with progress_bars() as bars:
+        total = len(result.names) - len(result.partition["new"]) if client is None and not central else 1
+        bar = bars.add_task("exporting", total=total, figures="")
+
+        def each(files: list[Path], about: "Description") -> None:
+            written.append((files, about))
+            bars.advance(bar)
+
+        try:
+            write(result, to=to, client=client, central=central, onnx=onnx, overwrite=overwrite, on_model=each)
+        except KeyboardInterrupt:
+            bars.stop()
+            err.print(f"Interrupted: {len(written)} of {total} models are in {to}.", soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from None
+    about = written[0][1]
+    _note_unfinished(run, about.round, about.rounds)
+    if len(written) == 1:
+        _show_model(*written[0])
+        return
+    accuracies = [about.accuracy for _, about in written if about.accuracy is not None]
+    mean = f", mean accuracy {percent(sum(accuracies) / len(accuracies))} %" if accuracies else ""
+    out.print(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.", highlight=False, soft_wrap=True)
+    out.print("The .json beside each says how to load it.", highlight=False)
+
+
+def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
+    if finished < rounds:
+        out.print(
+            f"Note: the run is not finished: this is round {finished} of {rounds}, its last checkpoint. "
+            f"Continue with: fedtailor resume {run}",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _show_model(files: list[Path], about: "Description") -> None:
+    whose = "The global model" if about.client is None else f"The model of client {about.name}"
+    figure = f"accuracy {percent(about.accuracy)} %" if about.accuracy is not None else f"loss {about.loss}"
+    out.print(
+        f"{whose}: {about.method}, round {about.round}; {figure} {about.measured}.", markup=False, highlight=False
+    )
+    out.print("Written to " + ", ".join(map(str, files)), markup=False, highlight=False, soft_wrap=True)
+    out.print("\nLoad it with:", highlight=False)
+    for line in about.load:
+        out.print("  " + line.replace(files[0].name, str(files[0])), markup=False, highlight=False, soft_wrap=True)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|PATH", help="a data set, or an npz, CSV or folder of yours", show_default=False),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="in place of --data: the samples of a run's clients", show_default=False),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="ID", help="only the samples of this client", show_default=False)
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="train|validation|test", help="only this part of the samples", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
+    ] = None,
+    label_column: Annotated[str | None, typer.Option(help="the label column of a CSV file", show_default=False)] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="the client column of a CSV file", show_default=False)
+    ] = None,
+    picture_size: Annotated[
+        int | None, typer.Option(min=1, help="resize the pictures of a folder to this square", show_default=False)
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option("--model", metavar="module:Class", help="the network, if it is of your own", show_default=False),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.csv", help="write all predictions here", show_default=False)
+    ] = None,
+    overwrite: Overwrite = False,
+    json: Annotated[bool, typer.Option("--json", help="all predictions, for programs")] = False,
+) -> None:
+    """Predict with a model file: the class of each sample and its probability, and the accuracy if there are labels.
+
+    The samples are those of a data set, in its order. Your own files may come without labels: an npz without y, a CSV
+    without a label column, a folder with nothing but pictures.
+
+    [bold]Examples[/]
+
+    fedtailor predict models/client-3.safetensors --data patients.csv --out predictions.csv
+
+    fedtailor predict models/client-3.safetensors --run runs/ditto --client 3 --part test
+    """
+    if (data is None) == (run is None):
+        raise FedtailorError("Say which samples to predict: with --data NAME, or with --run DIR.")
+    from fedtailor.data import load
+    from fedtailor.federation.states import write_atomically
+    from fedtailor.model_file import check_free
+    from fedtailor.predicting import Model
+
+    if to is not None:
+        check_free([to], overwrite)
+    reader = Model(model, network)
+    if run is not None:
+        x, labels = reader.of_run(run, client, part, data_dir)
+    else:
+        columns = {"label_column": label_column, "client_column": client_column}
+        found = load(str(data), data_dir, **columns, picture_size=picture_size, labelled=False)
+        x, labels = reader.of_data(found, client, part)
+    predictions = reader.predict(x, labels)
+    if to is not None:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(to, predictions.csv())
+    if json:
+        _print_json(model, predictions)
+    else:
+        _show_predictions(predictions, str(data or run))
+        if to is not None:
+            out.print(f"All predictions are in {to}", highlight=False, soft_wrap=True)
+
+
+def _print_json(model: Path, predictions: "Predictions") -> None:
+    from fedtailor.federation.record import plain
+
+    rows = list(predictions.rows())
+    answer = {"model": str(model), "samples": len(rows), "accuracy": predictions.accuracy, "predictions": rows}
+    typer.echo(json_format.dumps(plain(answer), ensure_ascii=False))
+
+
+def _show_predictions(predictions: "Predictions", source: str) -> None:
+    """The first samples, how often each class was predicted, and how many of the samples with labels were right."""
+    count = len(predictions.outputs)
+    table = plain_table(f"{escape(source)}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
+    columns = [name for name in next(predictions.rows()) if not name.startswith("p(")]
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row, _ in zip(predictions.rows(), range(SHOWN), strict=False):
+        values = [row[name] for name in columns]
+        table.add_row(*(escape(f"{value:.4f}" if isinstance(value, float) else str(value)) for value in values))
+    out.print(table)
+    if predictions.classes:
+        often = ", ".join(f"{name} ({times})" for name, times in Counter(predictions.predicted).most_common(SHOWN))
+        out.print(f"Predicted: {often}", markup=False, highlight=False)
+    if predictions.accuracy is not None:
+        out.print(f"Accuracy: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
+        if strange := sorted(set(predictions.labels) - set(predictions.classes)):
+            out.print(
+                f"Note: the model does not know the labels {', '.join(strange[:SHOWN])}: these samples count as wrong.",
+                style="yellow",
+                markup=False,
+                highlight=False,
+            )
+
+
+@experiment_options("New data")
+def adapt(
+    run: Run,
+    to: To,
+    settings: dict[str, Any],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help=r"data of new clients \[those that the run held out]",
+            rich_help_panel="New data",
+            show_default=False,
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=r"their number \[those that the data names, else 1]",
+            rich_help_panel="New data",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="K", help="epochs of fine-tuning")] = 5,
+    onnx: Onnx = False,
+    overwrite: Overwrite = False,
+    engine: Annotated[str, typer.Option(help="where clients run", metavar="auto|in-process|processes")] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]", show_default=False)
+    ] = None,
+) -> None:
+    """Give clients that never took part a model, and see what fine-tuning it on their own data makes of it.
+
+    The method gives each new client its model by its own rule (a global model, a shared body, the best cluster, …).
+    It is measured on the client's test samples before and after each of K epochs, beside a network that begins from
+    scratch and is trained on the same data for as long. DIR then has the models after K epochs as `export` writes
+    them, and the curves (adapt.json, adapt.csv).
+
+    The new clients are those that the run held out (run --new-clients), or those of --data: the clients that a file
+    names, or else one client with all samples. They need the run's input shape, and no class that the run does not
+    have. Each is split as the run's clients are, unless --test and --validation say otherwise.
+
+    [bold]Examples[/]
+
+    fedtailor adapt runs/pgfed --epochs 20 --to new-clients
+
+    fedtailor adapt runs/pgfed --data new-hospital.csv --to new-hospital
+    """
+    from fedtailor.adapting import adapt as serve
+    from fedtailor.api import load
+
+    if clients is not None:
+        settings["clients"] = clients
+    result = load(run, settings.get("data_dir"))
+    if data is None:
+        settings.pop("data_dir", None)  # it is the run's own data that were moved
+    with progress_bars() as bars:
+        bar = bars.add_task("adapting", total=None, figures="")
+        try:
+            outcome = serve(
+                result,
+                data=data,
+                epochs=epochs,
+                to=to,
+                onnx=onnx,
+                overwrite=overwrite,
+                engine=engine,
+                workers=workers,
+                on_start=lambda clients: bars.update(bar, total=clients),
+                on_client=lambda client: bars.advance(bar),
+                **settings,
+            )
+        except KeyboardInterrupt:
+            bars.stop()
+            err.print("Interrupted: nothing was written.")
+            raise typer.Exit(INTERRUPTED) from None
+    _note_unfinished(run, result._federation.finished, result.experiment.rounds)
+    _show_curves(outcome)
+    out.print(
+        f"In {to}: {_counted(len(outcome.models), 'model')}, adapt.json, adapt.csv", highlight=False, soft_wrap=True
+    )
+
+
+def _show_curves(outcome: "Adaptation") -> None:
+    """Both curves, a line an epoch: accuracies, or losses where there are none."""
+    accuracy = outcome.adapted[0]["accuracy"] is not None
+    table = plain_table(_counted(len(outcome.per_client), "new client"))
+    for name in ("epochs", outcome.method, "local from scratch"):
+        table.add_column(escape(name), justify="right")
+
+    def shown(record: dict[str, Any]) -> str:
+        if accuracy:
+            return f"{percent(record['accuracy'])} ± {percent(record['accuracy_std'])}"
+        return "–" if record["loss"] is None else f"{record['loss']:.4f}"
+
+    for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
+        table.add_row(str(epoch), shown(mine), shown(local))
+    out.print(table)
+    what = "Test accuracy in %, mean ± std over clients," if accuracy else "Mean test loss"
+    out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,79 @@
+"""`fedtailor report`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from fedtailor.cli.display import err, human_bytes, out, progress_bars
+from fedtailor.cli.running import INTERRUPTED
+from fedtailor.errors import FedtailorError
+
+if TYPE_CHECKING:
+    from fedtailor.report.marks import Figure
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR", help="run directories, or directories that contain some", show_default=False),
+    ],
+    to: Annotated[Path, typer.Option("--out", metavar="FILE", help="the page")] = Path("report.html"),
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too", show_default=False),
+    ] = None,
+) -> None:
+    """Make one HTML page of runs: table, learning curves, clients, data, and each method's own pictures.
+
+    The page needs no server and no network. All runs in or below the directories are in it; they must be of the same
+    data and by the same evaluation.
+
+    [bold]Examples[/]
+
+    fedtailor report runs/ditto-digits-1
+
+    fedtailor report comparisons/digits-1 --out digits.html
+
+    fedtailor report runs/local runs/pgfed --figures paper/figures
+    """
+    if to.is_dir():
+        raise FedtailorError(f"{to} is a directory: give --out the name of a file, like {to / 'report.html'}.")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise FedtailorError(f"{figures} is a file: give --figures the name of a directory.")
+    from fedtailor.report.page import html, prepare
+    from fedtailor.report.runs import read_runs
+
+    if figures is not None:
+        from fedtailor.report.paper import check_matplotlib
+
+        check_matplotlib()
+    from fedtailor.federation.states import write_atomically
+
+    try:
+        with out.status("reading runs"):
+            prepared = prepare(read_runs(directories))
+        for note in prepared.notes:
+            err.print(f"[yellow]Warning:[/] {escape(note)}", soft_wrap=True, highlight=False)
+        with out.status("drawing"):
+            page = html(prepared).encode()
+        to.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(to, page)
+        shown = f"{len(prepared.runs.results)} run{'s' if len(prepared.runs.results) > 1 else ''}"
+        out.print(f"{shown} in {to} ({human_bytes(len(page))})", highlight=False, soft_wrap=True)
+        if figures is not None:
+            _save(prepared.figures, figures)
+    except KeyboardInterrupt:
+        err.print("Interrupted. Call the same command again.")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _save(prepared: "list[Figure]", directory: Path) -> None:
+    from fedtailor.report.paper import FORMATS, save
+
+    with progress_bars() as bars:
+        task = bars.add_task("figures", total=len(prepared) * len(FORMATS), figures="")
+        for path in save(prepared, directory):
+            bars.update(task, advance=1, figures=path.name)
+    out.print(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}", highlight=False, soft_wrap=True)

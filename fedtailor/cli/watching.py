@@ -1,0 +1,202 @@
+"""`fedtailor watch`: it reads what runs write, and writes nothing itself."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedtailor.cli.display import human_bytes, human_time, out, percent, plain_table
+from fedtailor.errors import FedtailorError
+
+if TYPE_CHECKING:
+    from fedtailor.federation.record import Record
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKS, CURVE = 20, 8  # rounds in a line's sparkline; lines of the curve below the table
+BAR, NARROW = 12, 90  # columns of a run's bar, and of a page that has no room for it
+PATIENCE = 60.0  # seconds without a round, and five times its usual length, that make one ask whether it still runs
+
+
+def watch(
+    directory: Annotated[Path, typer.Argument(help="a run, several runs, or a comparison", show_default=False)],
+) -> None:
+    """Watch a run or a comparison from another terminal: how far it is, its accuracy, bytes, the time left.
+
+    It ends when all is finished, or with Ctrl-C, which does not touch the run. Where the output is not a terminal, it
+    is shown once.
+
+    [bold]Examples[/]
+
+    fedtailor watch runs/ditto-digits-1
+
+    fedtailor watch comparisons/digits-1
+    """
+    with suppress(KeyboardInterrupt):
+        watched = Watched(directory)
+        if not out.is_terminal:
+            out.print(watched.look())
+            return
+        with Live(watched.look(), console=out, auto_refresh=False, vertical_overflow="crop") as live:
+            while not watched.finished:
+                time.sleep(1)
+                live.update(watched.look(), refresh=True)
+
+
+@dataclass
+class Seen:
+    """What is known of one run."""
+
+    title: str
+    path: Path
+    rounds: int
+    records: list["Record"]
+    news: float  # when the last round was written
+
+    @property
+    def finished(self) -> bool:
+        return len(self.records) >= self.rounds
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds a round, of the last ten."""
+        last = [record["seconds"] for record in self.records[-10:]]
+        return sum(last) / len(last) if last else None
+
+    def accuracies(self) -> list[float]:
+        return [record["accuracy"] for record in self.records if record["accuracy"] is not None]
+
+
+class Watched:
+    """The runs of a directory, looked at again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.finished = False
+        self._seen: dict[Path, Seen] = {}
+        self._expected = self._find()
+
+    def _find(self) -> dict[Path, tuple[str, int]]:
+        """All runs that are or will be there: their titles and rounds."""
+        from fedtailor.campaign import run_name
+        from fedtailor.comparison import FILE, read_comparison
+
+        if (self.directory / FILE).is_file():
+            runs = read_comparison(self.directory).runs()
+            return {self.directory / "runs" / run_name(run): (title, run.rounds) for title, run in runs.items()}
+        own = [self.directory] if (self.directory / "experiment.toml").is_file() else []
+        below = sorted(path.parent for path in self.directory.glob("*/experiment.toml"))
+        if not own and not below:
+            raise FedtailorError(f"{self.directory} is no run and no comparison: there is nothing to watch.")
+        return dict.fromkeys(own or below, ("", 0))
+
+    def _read(self, path: Path) -> Seen:
+        """A run as it is now; one that is finished is read once."""
+        from fedtailor.federation.record import RunDirectory
+
+        if path in self._seen and self._seen[path].finished:
+            return self._seen[path]
+        title, rounds = self._expected[path]
+        if not (path / "experiment.toml").is_file():
+            return Seen(title, path, rounds, [], 0)
+        run = RunDirectory(path)
+        experiment, record = run.experiment(), path / "rounds.jsonl"
+        news = (record if record.exists() else path / "experiment.toml").stat().st_mtime
+        title = title or f"{experiment.method}, seed {experiment.seed}"
+        self._seen[path] = Seen(title, path, experiment.rounds, run.rounds(), news)
+        return self._seen[path]
+
+    def look(self) -> Group:
+        """The present state."""
+        runs = [self._read(path) for path in self._expected]
+        begun = [run for run in runs if run.news]
+        present = max(begun, key=lambda run: (not run.finished, run.news), default=runs[0])
+        written = self.directory / "result.json"  # a comparison with runs that failed is finished with it
+        over = written.exists() and len(runs) > 1 and written.stat().st_mtime >= max(run.news for run in runs)
+        self.finished = over or all(run.finished for run in runs)
+        parts: list[Table | Text] = [_table(str(self.directory), _near(runs, present))]
+        if curve := _curve(present.accuracies(), out.width - 12):
+            parts += [Text(f"\nAccuracy of {present.title} in %", style="bold"), Text(curve)]
+        return Group(*parts, Text("\n" + self._state(runs, present)))
+
+    def _state(self, runs: Sequence[Seen], present: Seen) -> str:
+        many = f"{sum(run.finished for run in runs)} of {len(runs)} runs finished. " if len(runs) > 1 else ""
+        if self.finished:
+            table = self.directory / "table.txt"
+            return f"{many}Finished." + (f" The table is in {table}." if table.is_file() else "")
+        left = _left(runs)
+        text = many + ("No round is finished yet." if left is None else f"About {human_time(left)} left.")
+        silence = time.time() - present.news if present.news else 0.0
+        if silence > max(PATIENCE, 5 * (present.pace or 0)):
+            return f"{text} No news for {human_time(silence)}: if it was stopped, start it again to go on."
+        return text
+
+
+def _left(runs: Sequence[Seen]) -> float | None:
+    """Seconds that are left, by the pace of the same run or else of the others."""
+    paces = [run.pace for run in runs if run.pace is not None]
+    if not paces:
+        return None
+    usual = sum(paces) / len(paces)
+    return sum((run.rounds - len(run.records)) * (usual if run.pace is None else run.pace) for run in runs)
+
+
+def _near(runs: Sequence[Seen], present: Seen) -> Sequence[Seen]:
+    """As many runs as fit on the page, around the present one."""
+    room = max(3, out.height - CURVE - 12) if out.is_terminal else len(runs)
+    first = max(0, min(list(runs).index(present) - room // 2, len(runs) - room))
+    return runs[first : first + room]
+
+
+def _table(title: str, runs: Sequence[Seen]) -> Table:
+    table = plain_table(title)
+    table.add_column("run", style="bold", no_wrap=True)
+    bars = out.width >= NARROW
+    if bars:
+        table.add_column("", width=BAR)
+    for name in ("rounds", "accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(f"last {SPARKS} rounds", width=SPARKS, no_wrap=True)
+    for name in ("sent", "a round"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        accuracies, pace = run.accuracies(), run.pace
+        table.add_row(
+            Text(run.title),
+            *([ProgressBar(run.rounds, len(run.records), width=BAR)] if bars else []),
+            f"{len(run.records)}/{run.rounds}",
+            percent(accuracies[-1] if accuracies else None),
+            _sparks(accuracies[-SPARKS:]),
+            human_bytes(sum(record["bytes_up"] + record["bytes_down"] for record in run.records)),
+            "–" if pace is None else f"{pace:.2f} s",
+        )
+    return table
+
+
+def _sparks(values: Sequence[float]) -> str:
+    """Values as a line of blocks from the least to the greatest."""
+    least, span = min(values, default=0), (max(values, default=0) - min(values, default=0)) or 1
+    return "".join(BLOCKS[round((len(BLOCKS) - 1) * (value - least) / span)] for value in values)
+
+
+def _curve(values: Sequence[float], width: int) -> str:
+    """The last values as a picture of several lines, with the least and the greatest beside it."""
+    shown = list(values)[-width:]
+    if len(shown) < 2:
+        return ""
+    least, most = min(shown), max(shown)
+    heights = [1 + round((8 * CURVE - 1) * (value - least) / ((most - least) or 1)) for value in shown]
+    lines = []
+    for row in reversed(range(CURVE)):
+        label = {CURVE - 1: percent(most), 0: percent(least)}.get(row, "")
+        filled = [min(8, max(0, height - 8 * row)) for height in heights]
+        lines.append(f"{label:>6} " + "".join(" " if not part else BLOCKS[part - 1] for part in filled))
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""Networks as ONNX, for those who run models without PyTorch: with any batch size. Needs the extra `onnx`."""
+
+import copy
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.errors import FedtailorError, brief
+
+Shape = tuple[int, ...]
+
+
+class OnnxNetwork:
+    """A network's graph, traced once, into which the values of many models are put."""
+
+    def __init__(self, module: nn.Module, shape: Shape) -> None:
+        for name in ("onnx", "onnxscript"):
+            if importlib.util.find_spec(name) is None:
+                raise FedtailorError("ONNX needs two more packages: install them with pip install 'fedtailor[onnx]'.")
+        self.module, self.shape = copy.deepcopy(module).eval(), shape
+        self._graph: Any = None
+
+    def bytes(self, state: Mapping[str, Tensor], description: str) -> bytes:
+        """The file of a model: this state dict, with the description among its properties."""
+        from onnx import helper, numpy_helper
+
+        if self._graph is None or not _names(state) <= {entry.name for entry in self._graph.graph.initializer}:
+            self.module.load_state_dict(state)
+            self._graph = _traced(self.module, self.shape)
+        for entry in self._graph.graph.initializer:
+            if entry.name in state:
+                entry.CopyFrom(numpy_helper.from_array(state[entry.name].numpy(), entry.name))
+        helper.set_model_props(self._graph, {"fedtailor": description})
+        written: bytes = self._graph.SerializeToString()
+        return written
+
+
+def _names(state: Mapping[str, Tensor]) -> set[str]:
+    """What a graph must hold to be a model's: all but BatchNorm's counters, which predict nothing."""
+    return {name for name, tensor in state.items() if tensor.is_floating_point()}
+
+
+def _traced(module: nn.Module, shape: Shape) -> Any:
+    """The graph as ONNX has it. Not optimised, so that every parameter is found in it under its name; and without the
+    notes on where in this machine's files each node comes from."""
+    example = torch.zeros(2, *shape, dtype=next(module.parameters()).dtype)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                input_names=["x"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+            graph: Any = program.model_proto  # type: ignore[union-attr]
+    except Exception as error:  # whatever the exporter cannot do
+        raise FedtailorError(f"This network cannot be written as ONNX ({brief(error)}).") from error
+    for part in (graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.input, *graph.graph.output):
+        del part.metadata_props[:]
+    return graph
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter speaks of its own insides, in warnings and in the log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
