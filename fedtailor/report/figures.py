@@ -156,7 +156,9 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
         f"Each bar is the test {what} of one client" + (" of one seed" if several else "") + ", in rising order; the "
         "dotted line is their mean. Two methods with the same mean may treat their worst clients very differently."
     )
-    return Figure("clients", f"Every client's {what}{unit and ', %'}", caption, panels, columns=3)
+    return Figure(
+        "clients", f"Every client's {what}{unit and ', %'}", caption, panels, columns=min(4, max(3, len(panels)))
+    )
 
 
 def _accuracies(result: RunResult) -> dict[int, float]:

@@ -11,7 +11,7 @@ Array = NDArray[Any]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 
 # As far apart as eight colours and a grey can be with any kind of colour vision, on white and dark pages alike.
-PALETTE = ("#4286e9", "#d45c00", "#056d81", "#bc72bd", "#e39d00", "#21b9f5", "#8b42b0", "#c0b054")
+PALETTE = ("#4286e9", "#d45c00", "#108d5f", "#bc72bd", "#e39d00", "#21b9f5", "#8b42b0", "#c0b054")
 GREY = "#8a8f98"
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dot", "dashdot")
 

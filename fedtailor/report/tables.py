@@ -122,7 +122,7 @@ def plain_text(summary: Summary) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def _rows(summary: Summary, bold: str, underlined: str, escape: Callable[[str], str]) -> Iterable[list[str]]:
+def table_rows(summary: Summary, bold: str, underlined: str, escape: Callable[[str], str]) -> Iterable[list[str]]:
     """Header and lines as escaped text, the best and the second marked."""
     columns = [column for part in _columns(summary) for column in part]
     yield [escape(name) for name in ("method", *(name for name, _ in columns))]
@@ -133,7 +133,7 @@ def _rows(summary: Summary, bold: str, underlined: str, escape: Callable[[str], 
 
 
 def markdown(summary: Summary) -> str:
-    head, *rows = _rows(summary, "**{}**", "<u>{}</u>", lambda text: text.replace("|", r"\|"))
+    head, *rows = table_rows(summary, "**{}**", "<u>{}</u>", lambda text: text.replace("|", r"\|"))
     ruler = "| --- |" + " ---: |" * (len(head) - 1)
     table = ["| " + " | ".join(head) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows)]
     return "\n".join([summary.title, "", *table, "", summary.caption]) + "\n"
@@ -150,7 +150,7 @@ _LATEX = str.maketrans(
 
 def latex(summary: Summary) -> str:
     """A table environment; it needs `\\usepackage{booktabs}`."""
-    head, *rows = _rows(summary, r"\textbf{{{}}}", r"\underline{{{}}}", lambda text: text.translate(_LATEX))
+    head, *rows = table_rows(summary, r"\textbf{{{}}}", r"\underline{{{}}}", lambda text: text.translate(_LATEX))
     caption = f"{summary.title}. {summary.caption}".translate(_LATEX)
     lines = [
         r"% \usepackage{booktabs}",
