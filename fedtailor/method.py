@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -85,11 +86,18 @@ class Server:
         its rows, which are good until the next block. A client of which nothing is kept has `initial`."""
         assert self.store is not None
         block = min(self.clients, max(1, BLOCK // len(self.initial)))
-        rows = self.initial.new_empty(block, len(self.initial))  # for all blocks: fresh memory costs more than copying
+        rows = _room(block, self.initial)  # for all blocks: fresh memory costs more than copying
         for first in range(0, self.clients, block):
             clients = range(first, min(first + block, self.clients))
             vectors = [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
             yield slice(first, clients.stop), torch.stack(vectors, out=rows[: len(clients)])
+
+
+def _room(rows: int, like: Tensor) -> Tensor:
+    """Room for rows like this one. NumPy asks the system for huge pages, which PyTorch does not."""
+    if like.device.type != "cpu":
+        return like.new_empty(rows, len(like))
+    return torch.from_numpy(np.empty((rows, len(like)), like.numpy().dtype))
 
 
 class Store(Protocol):

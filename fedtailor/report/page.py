@@ -21,7 +21,7 @@ from fedtailor.report.marks import Figure, Style, styles
 from fedtailor.report.pictures import pictures
 from fedtailor.report.runs import Runs
 from fedtailor.report.summary import Summary, summarize
-from fedtailor.report.tables import table_rows as table_rows
+from fedtailor.report.tables import table_rows
 from fedtailor.text import human_bytes, human_time, percent
 
 # Nothing is ever loaded from elsewhere: the browser is told to refuse.

@@ -177,7 +177,7 @@ def test_runs_with_batch_norm_and_momentum_and_new_clients(method: str) -> None:
 @every_method
 def test_learns(method: str) -> None:
     """Ten rounds on digits bring every method far above the most frequent class of each client."""
-    result = ft.run(method, data="digits", clients=8, rounds=10, epochs=2, lr=0.1, seed=0, workers=1)
+    result = ft.run(method, data="digits", clients=8, rounds=10, epochs=2, max_train=80, seed=0, engine="in-process")
     counts = result._federation.data.counts("test")
     chance = float((counts.max(1).values / counts.sum(1)).mean())
     assert result.accuracy is not None
