@@ -11,8 +11,8 @@ from fedtailor.method import Client, Message, Method
 class Ditto(Method):
     """Two models: w as in FedAvg, and v_i that minimises f_i(v) + λ/2 ‖v − w‖² and never leaves (Li et al. 2021).
 
-    Algorithm 1 with FedAvg as the solver of the global objective; w is the one received in this round. Limit:
-    `lam=0` is Local for the personal model; the global one is FedAvg's whatever λ is.
+    Algorithm 1 with FedAvg as the solver of the global objective; w is the one received in this round. New clients: w.
+    Limit: `lam=0` is Local for the personal model; the global one is FedAvg's whatever λ is.
     """
 
     name: ClassVar[str] = "ditto"

@@ -16,8 +16,8 @@ class FedACS(Method):
 
     Only similarities above the p-quantile δ of all of them count (Eq. 4), and only positive ones: with a low p, δ can
     be negative, and a model that points the other way never helps. Where nothing is above δ (ties at 1), a client keeps
-    its own model. Limits: `server_step=0`, or δ at least every similarity to others, is Local; equal models give their
-    mean, FedAvg with equal weights.
+    its own model. New clients: the network's first vector, as with Local. Limits: `server_step=0`, or δ at least every
+    similarity to others, is Local; equal models give their mean, FedAvg with equal weights.
     """
 
     name: ClassVar[str] = "fedacs"
@@ -51,14 +51,17 @@ class FedACS(Method):
 
     def weights(self, S: Tensor, clients: list[int]) -> Tensor:
         """The thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
-        delta = float(np.quantile(S.cpu().numpy(), self.quantile))
-        scores = S[clients]
+        delta, scores = self.threshold(S), S[clients]
         rounding = 32 * torch.finfo(scores.dtype).eps  # equal similarities differ in their last bits
         scores = scores.where((scores > delta + rounding) & (scores > 0), scores.new_zeros(()))
         for row, client in enumerate(clients):
             if not scores[row].any():
                 scores[row, client] = 1.0
         return scores / scores.sum(1, keepdim=True)
+
+    def threshold(self, S: Tensor) -> float:
+        """δ, the p-quantile of all similarities."""
+        return float(np.quantile(S.cpu().numpy(), self.quantile))
 
     def train(self, client: Client, message: Message) -> Message:
         client.state["w"] = client.descend(message["u"])  # Eq. 5
@@ -82,4 +85,6 @@ class FedACS(Method):
         return None
 
     def observe(self, server: Server) -> Message:
-        return {"S": server.state["S"], "weights": self.weights(server.state["S"], list(range(server.clients)))}
+        """The similarities, δ, and who would collaborate with whom, by how much."""
+        S = server.state["S"]
+        return {"S": S, "threshold": S.new_tensor(self.threshold(S)), "weights": self.weights(S, [*range(len(S))])}

@@ -9,8 +9,8 @@ class FedAvg(Method):
     """Every participant descends from the global model; the server averages the results (McMahan et al. 2017).
 
     The weights are n_i / Σ n over the participants. Fine-tuning is an option of the evaluation (0 epochs: the global
-    model itself). Limits: with one participant it is Local for that round; with identical clients and one full-batch
-    step it is central gradient descent.
+    model itself). New clients: the global model. Limits: with one participant it is Local for that round; with
+    identical clients and one full-batch step it is central gradient descent.
     """
 
     name: ClassVar[str] = "fedavg"

@@ -11,7 +11,8 @@ from fedtailor.method import Client, Message, Method, Replies, Server
 class FedPer(Method):
     """Body and head are trained together; the body is averaged, the head never leaves (Arivazhagan et al. 2019).
 
-    Limits: an empty head (`head=0`) is FedAvg; a head that is the whole network is Local.
+    New clients: the shared body under the network's first head. Limits: an empty head (`head=0`) is FedAvg; a head that
+    is the whole network is Local.
     """
 
     name: ClassVar[str] = "fedper"

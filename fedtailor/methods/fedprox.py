@@ -10,7 +10,7 @@ from fedtailor.method import Client, Message, Method
 class FedProx(Method):
     """Every participant minimises f_i(θ) + μ/2 ‖θ − w‖² around the global model w (Li et al. 2020).
 
-    Limit: `mu=0` is FedAvg.
+    New clients: the global model. Limit: `mu=0` is FedAvg.
     """
 
     name: ClassVar[str] = "fedprox"

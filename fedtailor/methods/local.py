@@ -10,7 +10,7 @@ from fedtailor.method import Client, Message, Method, Replies, Server
 class Local(Method):
     """No collaboration: each client trains its own model whenever it is called, and nothing is sent.
 
-    All clients begin with the same vector. Limit: with one client, it is FedAvg.
+    All clients begin with the same vector, which is also what new clients get. Limit: with one client, it is FedAvg.
     """
 
     name: ClassVar[str] = "local"

@@ -21,7 +21,8 @@ class PFedMB(Method):
     Σ_b α_lb², from which the branches follow at the end: the cost hardly grows with their number. (Weight decay is
     that of the mix θ.)
 
-    Limits: `branches=1` is FedAvg; equal, fixed α (`alpha_lr=0`) is FedAvg on each branch.
+    New clients: the equal mix of all branches. Limits: `branches=1` is FedAvg; equal, fixed α (`alpha_lr=0`) is FedAvg
+    on each branch.
     """
 
     name: ClassVar[str] = "pfedmb"

@@ -17,9 +17,9 @@ class PFLEGO(Method):
     The first τ−1 steps touch the head alone and run on features that are computed once, so a round costs two passes
     over the data whatever τ is. θ is the body, W_i the head.
 
-    Limits: `inner_steps=1` with all clients is a step of gradient descent on the joint loss for the body, and on each
-    client's own loss for its head (Eq. 3 has no a_i, unlike Eq. 5); averaged over all sets of participants, an update
-    is the full one (Proposition 1).
+    New clients: the shared body under a first head. Limits: `inner_steps=1` with all clients is a step of gradient
+    descent on the joint loss for the body, and on each client's own loss for its head (Eq. 3 has no a_i, unlike Eq. 5);
+    averaged over all sets of participants, an update is the full one (Proposition 1).
 
     The authors' release divides by the samples of the participants where Eq. 4 has those of all clients, and uses Adam
     at the server, under which that makes no difference: `released_weights`, `optimizer="adam"`.

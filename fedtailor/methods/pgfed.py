@@ -20,7 +20,8 @@ class PGFed(Method):
     have; it is our reading: the server sends the scalar ḡᵀθ in place of ḡ and, in place of the gradient that a client
     would upload, takes the mean gradient along its path, which it can form from the two models. Three vectors.
 
-    Limits: `mu=0` is FedAvg's training; `beta=0` in PGFedMo is PGFed; round 1 is always FedAvg's.
+    New clients: the global model. Limits: `mu=0` is FedAvg's training; `beta=0` in PGFedMo is PGFed; round 1 is always
+    FedAvg's.
     """
 
     name: ClassVar[str] = "pgfed"

@@ -203,6 +203,7 @@ def test_every_parameter_is_described(method: str) -> None:
     kind = type(find_method(method))
     assert (kind.__doc__ or "").split("\n")[0].endswith((".", ")."))
     assert kind.paper or method == "local"
+    assert "new clients" in (kind.__doc__ or "").lower()  # what one gets that never took part
     assert all(field.description for field in kind.model_fields.values())
     assert not set(kind.model_fields) & set(ft.Experiment.model_fields)  # one name, one meaning
     json.dumps(kind().model_dump())
