@@ -7,30 +7,37 @@ streams, in whatever process, order or number of workers they are asked for.
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
+# NumPy and PyTorch are imported where they are used: reading an experiment or printing help does not wait for them.
 
-def _sequence(seed: int, key: tuple[str | int, ...]) -> np.random.SeedSequence:
+
+def _sequence(seed: int, key: tuple[str | int, ...]) -> "np.random.SeedSequence":
+    import numpy as np
+
     words = [crc32(part.encode()) if isinstance(part, str) else part for part in key]
     return np.random.SeedSequence(entropy=seed, spawn_key=words)
 
 
-def numpy_stream(seed: int, *key: str | int) -> np.random.Generator:
+def numpy_stream(seed: int, *key: str | int) -> "np.random.Generator":
     """The stream of this seed and key, as a NumPy generator."""
+    import numpy as np
+
     return np.random.Generator(np.random.PCG64(_sequence(seed, key)))
 
 
 def torch_seed(seed: int, *key: str | int) -> int:
     """The stream of this seed and key, as a seed for PyTorch."""
+    import numpy as np
+
     return int(_sequence(seed, key).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def torch_stream(seed: int, *key: str | int) -> "torch.Generator":
     """The stream of this seed and key, as a PyTorch generator (on the CPU: the same draws for every device)."""
-    import torch  # here, so that reading an experiment or printing help does not wait for PyTorch
+    import torch
 
     return torch.Generator().manual_seed(torch_seed(seed, *key))
 
