@@ -50,6 +50,7 @@ def run(
             "--out", metavar="DIR", help=r"the run directory \[runs/METHOD-DATA-1, -2, …]", show_default=False
         ),
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="say where the time went")] = False,
 ) -> None:
     """Run one method, or several side by side on the same clients.
 
@@ -86,6 +87,8 @@ def run(
                     out.print(results_table(results))
                 _interrupted(path)
     out.print(results_table(results))
+    if profile:
+        out.print(_profile_table(results))
     for path in paths:
         out.print(f"Recorded in {path}", highlight=False, soft_wrap=True)
 
@@ -217,6 +220,26 @@ def _interrupted(path: Path | None) -> NoReturn:
     begun = path is not None and (path / "experiment.toml").is_file()
     err.print(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.", soft_wrap=True)
     raise typer.Exit(INTERRUPTED)
+
+
+def _profile_table(results: list["RunResult"]) -> Any:
+    """Seconds in each part of all rounds, and training samples a second."""
+    from fedtailor.measures import samples_per_second
+
+    table = plain_table("Where the time went, in seconds of all rounds")
+    phases = ("sending", "training", "aggregation", "evaluation", "checkpoints")
+    for name in ("method", *phases, "the rest", "samples/s"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for result in results:
+        spent = result._federation.phases
+        within = sum(seconds for phase, seconds in spent.items() if phase != "checkpoints")
+        rest = sum(record["seconds"] for record in result.rounds) - within
+        speed = samples_per_second(result)
+        cells = [*(spent.get(phase, 0.0) for phase in phases), max(0.0, rest)]
+        table.add_row(
+            result.experiment.method, *(f"{cell:.2f}" for cell in cells), "–" if speed is None else f"{speed:,.0f}"
+        )
+    return table
 
 
 def _rounds_table(result: "RunResult") -> Any:

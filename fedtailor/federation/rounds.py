@@ -51,6 +51,7 @@ class Federation:
     rounds: list[Record] = field(default_factory=list)  # what was recorded of each round
     clients: list[Record] = field(default_factory=list)  # and of each client in it
     finished: int = 0  # the last round that is done and recorded
+    phases: dict[str, float] = field(default_factory=dict)  # seconds spent in each part of the rounds
     _whole: bool = True  # False from a round's first effect until it is recorded
     _hopeless: int = 0
 
@@ -92,9 +93,10 @@ class Federation:
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
-        if self.directory is not None:
-            self.directory.sync()  # what was recorded lasts as long as the checkpoint
-        self.states.checkpoint(self.finished, self.server.state)
+        with self._timed("checkpoints"):
+            if self.directory is not None:
+                self.directory.sync()  # what was recorded lasts as long as the checkpoint
+            self.states.checkpoint(self.finished, self.server.state)
 
     def round(self, number: int) -> Record:
         """One round: send, train, receive, evaluate, record."""
@@ -104,14 +106,14 @@ class Federation:
         self._whole = False
         if results:
             replies = Replies({client: result.reply for client, result in results.items()}, self.server.samples)
-            with self._at_the_server("receive"):
+            with self._timed("aggregation"), self._at_the_server("receive"):
                 self.method.receive(self.server, replies)
                 check_tensors("the server's state", self.server.state)
         for client, result in results.items():
             self.states.put(of_client(client), result.state, number)
         measured = {}
         if self.evaluator.due(number, self.experiment.rounds):
-            with self._at_the_server("evaluation"):
+            with self._timed("evaluation"), self._at_the_server("evaluation"):
                 measured = self.evaluator.evaluate(self.server, results.values())
         if number % self.experiment.observe_every == 0:
             with self._at_the_server("observe"):
@@ -148,7 +150,7 @@ class Federation:
         """What went down to the participants, and what came of their work. Interrupted, it has changed nothing."""
         before = dict(self.server.state)
         try:
-            with self._at_the_server("send"):
+            with self._timed("sending"), self._at_the_server("send"):
                 messages = {client: self.method.send(self.server, client) for client in participants}
                 for message in messages.values():
                     check_tensors("a message", message)
@@ -163,7 +165,8 @@ class Federation:
         tasks = [
             Task(kind, number, (c,), message, partial(self.states.get, of_client(c))) for c, message in messages.items()
         ]
-        results = {result.clients[0]: result for result in self.engine.run(tasks)}
+        with self._timed("training"):
+            results = {result.clients[0]: result for result in self.engine.run(tasks)}
         results = {client: results[client] for client in sorted(results)}
         self._report(number, {client: result.error for client, result in results.items() if result.error}, len(results))
         return {client: result for client, result in results.items() if not result.error}
@@ -185,6 +188,14 @@ class Federation:
     @property
     def title(self) -> str:
         return type(self.method).__name__
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - begin
 
     @contextmanager
     def _at_the_server(self, what: str) -> Iterator[None]:

@@ -132,6 +132,19 @@ class TestRun:
         meaning = "Test accuracy in % of personal models, fine-tuned for 2 epochs, all clients, mean over test samples"
         assert meaning in text
 
+    def test_the_profile_says_where_the_time_went(self, call: Call) -> None:
+        assert "Where the time went" not in done(call("run", "fedavg", *SMALL))
+        text = done(call("run", "local", "fedavg", *SMALL, "--profile")).partition("Where the time went")[2]
+        for method in ("local", "fedavg"):
+            line = next(line for line in text.splitlines() if line.strip().startswith(method))
+            sending, training, aggregation, evaluation, _, rest, speed = line.split()[1:]
+            assert float(training) > 0
+            assert float(speed.replace(",", "")) > 0
+            parts = [float(cell) for cell in (sending, training, aggregation, evaluation, rest)]
+            run = fedtailor.load(f"runs/{method}-digits-{1 + (method == 'fedavg')}")
+            seconds = sum(record["seconds"] for record in run.rounds)
+            assert sum(parts) == pytest.approx(seconds, abs=0.05)
+
     @pytest.mark.parametrize("columns", [80, 200])
     def test_the_table_names_every_method_in_full_even_on_a_narrow_page(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, columns: int
