@@ -174,7 +174,7 @@ class Reproduction:
 def run_cost(experiment: Experiment, bench: Bench) -> Cost:
     """What a run will cost, from one visit to a client of middling size, cut to a few samples."""
     with isolated():
-        run = federation(experiment.model_copy(update={"engine": "in-process"}), bench, None)
+        run = federation(experiment.model_copy(update={"engine": "in-process", "states": "memory"}), bench, None)
         run.start()
         participants = run._call(1) or [0]
         sizes = bench.data.samples.tolist()

@@ -146,7 +146,7 @@ def test_the_samples_of_a_run_are_foreseen() -> None:
     """FedAvg: rounds × participants × epochs × samples. PFLEGO: two passes, whatever its inner steps."""
     settings = {**SMALL, "clients": 6, "participation": 0.5, "epochs": 4, "rounds": 5}
     for method, passes in (("fedavg", 4), ("pflego", 2)):
-        experiment = make_experiment({"method": method, **settings})
+        experiment = make_experiment({"method": method, **settings, "states": "disk"})
         bench = prepare(experiment, Objects())
         cost = run_cost(experiment, bench)
         assert cost.samples == pytest.approx(5 * 3 * passes * float(bench.data.samples.double().mean()))
