@@ -13,7 +13,8 @@ setup: .venv/ready
 	touch $@
 
 run: setup
-	$(BIN)/fedtailor run local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --rounds 30
+	$(BIN)/fedtailor compare local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --rounds 30 --seeds 0 --out comparisons/race
+	$(BIN)/fedtailor report comparisons/race --out race.html
 
 test: setup
 	$(BIN)/ruff check .
@@ -26,4 +27,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv comparisons/race race.html build *.egg-info .pytest_cache .mypy_cache .ruff_cache
