@@ -22,13 +22,15 @@ def test_the_method_of_ones_own() -> None:
         ft.run("examples.halfway:Halfway", own=2, **SMALL)
 
 
-def test_the_readmes_python() -> None:
+def test_the_readmes_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code = re.search(r"```python\n(import fedtailor.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code is not None
     names: dict[str, object] = {}
     exec(code[1], names)
     assert isinstance(names["result"], ft.RunResult)
     assert names["result"].experiment.parameters == {"lam": 0.5}
+    assert (tmp_path / "models/client-3.safetensors").is_file()
 
 
 def test_the_readmes_method_is_the_one_in_the_catalogue() -> None:
