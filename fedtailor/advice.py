@@ -169,7 +169,8 @@ def _decide(ranked: list[Candidate]) -> tuple[str, float, float]:
 def _chance(one: Candidate, other: Candidate) -> float:
     """The p-value of a difference: over clients, or over validation samples where clients are too few for that."""
     if len(one.accuracy) >= FEW:
-        return wilcoxon(one.accuracy, other.accuracy) or 1.0
+        p = wilcoxon(one.accuracy, other.accuracy)
+        return 1.0 if p is None else p
     total = sum(one.held_out[client] for client in one.accuracy)
     rates = [sum(c.accuracy[i] * c.held_out[i] for i in c.accuracy) / total for c in (one, other)]
     error = sqrt(sum(rate * (1 - rate) for rate in rates) / total)

@@ -51,6 +51,22 @@ def run_quadratic(
     )
 
 
+class EqualFedAvg(ft.Method):
+    """FedAvg with equal weights."""
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        return {"theta": client.descend(message["theta"])}
+
+    def receive(self, server: ft.Server, replies: ft.Replies) -> None:
+        server.state["theta"] = replies.mean("theta", torch.ones(len(replies)))
+
+
+def uneven_clients(clients: int = 5, size: int = 4) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
+    """Quadratic clients with one to three samples: weights by samples would be seen."""
+    data, centres, curvatures = quadratic_clients(clients, size, seed=3)
+    return [(x.repeat(1 + i % 3, 1), y.repeat(1 + i % 3)) for i, (x, y) in enumerate(data)], centres, curvatures
+
+
 def digits(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Clients with so many digits each; every client knows all labels that its samples have."""
     x, y = load_digits(return_X_y=True)

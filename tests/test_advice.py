@@ -63,6 +63,9 @@ def test_the_simplest_that_nothing_beats_is_chosen() -> None:
     assert (title, gain) == (GLOBAL, pytest.approx(0.005))
     assert p < 0.01
     assert _decide([base, better])[0] == "ditto"
+    thousands = range(4000)  # so clear that p is 0
+    clear = [candidate("ditto", *(0.9 for _ in thousands)), candidate(GLOBAL, *(0.5 for _ in thousands))]
+    assert _decide(clear)[::2] == ("ditto", 0.0)
     early = candidate("ditto", *(1.0 for _ in many), rounds=4)  # left the race: it does not count
     assert _decide([base, early])[0] == GLOBAL
 
@@ -105,12 +108,15 @@ def test_digits(partition: str, needed: bool) -> None:
 
 
 def test_advise_speaks_plainly(call: Call) -> None:  # noqa: F811
-    words = ("advise", "--clients", 6, "--model", "mlp:16", "--partition", "classes:2", "--epochs", 2, "--workers", 1)
+    words = ("advise", "--clients", 6, "--model", "mlp:16", "--partition", "classes:2", "--epochs", 2, "--workers", 1,
+             "--keep-momentum")  # fmt: skip
     race = ("--budget", 1, "--method", "local", "--method", TUNED)
     text = done(call(*words, *race))
     assert "Recommended: a personal model for each client" in text
     assert "Next: fedtailor run " in text
     assert "--partition classes:2" in text
+    following = text.partition("Next: fedtailor ")[2].split()
+    done(call(*following, "--rounds", 1))  # what it recommends can be run as it stands
     advice = json.loads(done(call(*words, "--budget", 1, "--method", "local", "--json")))
     assert advice["personalization_needed"]
     assert {line["method"] for line in advice["race"]} == {GLOBAL, "local"}

@@ -1,6 +1,7 @@
 """`fedtailor advise`."""
 
 import json as json_format
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,12 +10,13 @@ from rich.markup import escape
 from fedtailor.cli.display import err, out, percent, plain_table, progress_bars
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
-from fedtailor.experiment import make_experiment
+from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
     from fedtailor.advice import Advice
 
 SECONDS = 90.0
+ROUNDS = 100  # of the run that is recommended, unless said
 HELD_OUT = 0.2  # validation samples: what the race is judged by
 
 
@@ -103,9 +105,14 @@ def sentences(advice: "Advice") -> list[str]:
 def command(advice: "Advice", settings: dict[str, Any]) -> str:
     """What to run next."""
     method, _, tuned = advice.chosen.partition(", ")
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items() if name != "seed"]
-    epochs = settings.get("epochs", 5)
-    return " ".join(["fedtailor run", method, *words, *([f"--fine-tune {epochs}"] if tuned else []), "--rounds 100"])
+    wanted = {"rounds": ROUNDS, **settings}
+    if tuned:
+        wanted["fine_tune"] = settings.get("epochs", Experiment.model_fields["epochs"].default)
+    words = ["fedtailor", "run", method]
+    for name, value in wanted.items():
+        flag = name.replace("_", "-")
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return shlex.join(words)
 
 
 def _plain(advice: "Advice", settings: dict[str, Any]) -> dict[str, Any]:

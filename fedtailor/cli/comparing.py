@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from fedtailor.cli.display import RoundProgress, err, out, percent, progress_bars
-from fedtailor.cli.options import experiment_options, parse_assignments
+from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, merged, read_experiment
@@ -39,15 +39,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="a parameter of the methods that have it, or any setting",
-            show_default=False,
-        ),
-    ] = None,
+    assignments: Assignments = None,
     to: Annotated[
         Path | None,
         typer.Option(

@@ -30,6 +30,17 @@ GROUPS = {
 SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}
 
 
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="a parameter of the methods that have it, or any setting",
+        show_default=False,
+    ),
+]
+
+
 def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these groups of options; it gets those that were used as the dictionary `settings`."""
 
@@ -37,7 +48,7 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
         taken = {p.name for p in own} | {without}
         added = [_option(name, group) for group in groups for name in GROUPS[group] if name not in taken]
-        names = {parameter.name for parameter in added}
+        names = [parameter.name for parameter in added]
 
         def wrapped(**values: Any) -> None:
             settings = {name: values.pop(name) for name in names}

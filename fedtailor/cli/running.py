@@ -17,7 +17,7 @@ from fedtailor.cli.display import (
     progress_bars,
     results_table,
 )
-from fedtailor.cli.options import experiment_options, parse_assignments
+from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, merged, read_experiment
 
@@ -35,15 +35,7 @@ def run(
         typer.Argument(metavar="METHOD|FILE.toml", show_default=False, help="methods, or experiment files"),
     ],
     settings: dict[str, Any],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="a parameter of the method, or any setting",
-            show_default=False,
-        ),
-    ] = None,
+    assignments: Assignments = None,
     to: Annotated[
         Path | None,
         typer.Option(

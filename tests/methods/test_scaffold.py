@@ -8,26 +8,9 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.engines import Bench, Result, Task
-from fedtailor.method import Client, Message, Method, Replies, Server
-from tests.helpers import digits, final, quadratic_clients, run_quadratic
+from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
 
 MOMENTUM = {"momentum": 0.8, "weight_decay": 0.05}
-
-
-class EqualFedAvg(Method):
-    """FedAvg with equal weights."""
-
-    def train(self, client: Client, message: Message) -> Message:
-        return {"theta": client.descend(message["theta"])}
-
-    def receive(self, server: Server, replies: Replies) -> None:
-        server.state["theta"] = replies.mean("theta", torch.ones(len(replies)))
-
-
-def uneven_clients(clients: int = 5, size: int = 4) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
-    """Quadratic clients with one to three samples: weights by samples would be seen."""
-    data, centres, curvatures = quadratic_clients(clients, size, seed=3)
-    return [(x.repeat(1 + i % 3, 1), y.repeat(1 + i % 3)) for i, (x, y) in enumerate(data)], centres, curvatures
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
