@@ -93,13 +93,15 @@ class PGFed(Method):
         A, last = server.state["A"].clone(), server.state["last"]
         for client, reply in replies.items():  # line 16
             A[client, last] = reply["alpha"]
-        formed = self._formed(server, replies) if self.efficient else {}
-        kept = formed or {"gradients": replies.stack("gradient"), "risks": replies.stack("risk")}
+        kept = self._gradients(server, replies)
         theta, last = replies.mean("theta"), torch.tensor(list(replies), device=last.device)  # line 17
         server.state |= {**kept, "A": A, "last": last, "theta": theta}
 
-    def _formed(self, server: Server, replies: Replies) -> Message:
-        """PGFed-CE: what the server makes of the models alone: (θ_glob − θ_i) / path is the mean of ∇f_i + g̃_i."""
+    def _gradients(self, server: Server, replies: Replies) -> Message:
+        """∇f_j and g⁽¹⁾_j as uploaded. PGFed-CE: what the server makes of the models alone, as (θ_glob − θ_i) / path is
+        the mean of ∇f_i + g̃_i."""
+        if not self.efficient:
+            return {"gradients": replies.stack("gradient"), "risks": replies.stack("risk")}
         thetas, path = replies.stack("theta"), replies.stack("path")[:, None]
         gradients = server.parameters_of((server.state["theta"] - thetas) / path)
         if len(server.state["last"]):
