@@ -1,8 +1,8 @@
-# The two commands of the README, and the set-up that both do for themselves.
+# The commands of the README, and the set-up that each does for itself.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run test format clean
+.PHONY: setup run test bench format clean
 
 setup: .venv/ready
 
@@ -21,6 +21,9 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+bench: setup
+	$(BIN)/python -m benchmarks
 
 format: setup
 	$(BIN)/ruff format .

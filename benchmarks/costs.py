@@ -1,75 +1,47 @@
-"""What the four systems promise of their costs: pFedMB's branches, PFLEGO's inner steps, FedACS's server.
+"""What methods cost: every method's round against FedAvg's, and what the four systems promise of their costs.
 
-    python benchmarks/costs.py [--repeat 7] [--disk-clients 100]
+One thread, random data of CIFAR-10's shape; all lines of a table are measured in turn. The goals go by the processor's
+time: with one thread that is all the work there is, and the clock counts other people's as well.
 
-One thread, random data of CIFAR-10's shape. Each line is the best of several short repetitions, taken in turn with
-those it is compared with, once by the clock and once by the processor's time (a shared machine disturbs the clock).
-
-1. pFedMB with 10 branches against 1: a whole visit of a client (LeNet, batches of 64, 2,667 samples as in the paper's
-   setting of 15 clients, one epoch) divided by its steps. With 10 branches these are an epoch on α and one on W, with 1
-   the latter alone. Goal: 1.3× a step.
-2. PFLEGO with τ = 50 against τ = 5: a whole visit (CNN, 500 samples). Goal: 1.5×.
-3. FedACS's server for one round: 500 clients, 50 of which took part, 878,538 parameters. `receive` keeps the models and
-   computes the rows of similarities that changed, the first `send` mixes for all participants. Goal: 3 s together.
-   The same with the models on disk, for fewer clients.
+1. A round of every method with its defaults, the second or a later one: 10 clients of 100 samples (a tenth of them for
+   validation), LeNet, batches of 50, one epoch, no evaluation. Samples are counted through the body, forward and
+   backward, and through the head. Passes are both ways of the body together: the way back counts twice, as it makes
+   gradients by inputs and by weights. What time is over passes is what a method does beside them.
+2. PFLEGO over τ against FedPer with as many steps over all samples: a visit, the FedAvg CNN, 100 samples.
+3. pFedMB over branches: a visit (LeNet, batches of 64, 1,280 samples, one epoch) divided by its steps, which are an
+   epoch on α and one on W; with one branch the latter alone.
+4. The server: what it does to send and to receive in a round, as clients grow. All take part, with models of 100,000
+   parameters; and FedACS with 500 clients, 50 of them taking part, and 878,538 parameters.
 """
 
-import argparse
+import cProfile
+import pstats
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from math import log
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from benchmarks.measuring import Goal, Seconds, best_of, table, timed
 from fedtailor.experiment import make_experiment
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import Objects, federation, prepare
 from fedtailor.federation.states import States
 from fedtailor.method import Message, Replies, Server
-from fedtailor.methods.fedacs import FedACS
+from fedtailor.methods import all_methods, find_method
 
-SHAPE, CLASSES = (3, 32, 32), 10
-BRANCHES_GOAL, INNER_STEPS_GOAL, SERVER_GOAL = 1.3, 1.5, 3.0
+SHAPE, CLASSES, CNN = (3, 32, 32), 10, 878_538  # the shape of CIFAR-10, and the FedAvg CNN's parameters there
+KEPT = {"fedacs": "w", "fedamp": "w", "fedfomo": "theta"}  # what these servers keep of every client
 
-
-@dataclass(frozen=True)
-class Seconds:
-    """How long something took, by the clock and by the processor."""
-
-    wall: float = float("inf")
-    cpu: float = float("inf")
-
-    def best(self, other: "Seconds") -> "Seconds":
-        return Seconds(min(self.wall, other.wall), min(self.cpu, other.cpu))
-
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
-
-    def __truediv__(self, number: float) -> "Seconds":
-        return Seconds(self.wall / number, self.cpu / number)
+Samples = list[tuple[Tensor, Tensor]]
 
 
-def timed(work: Callable[[], object]) -> Seconds:
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
-
-
-def best_of(runs: dict[str, Callable[[], Seconds]], repeat: int) -> dict[str, Seconds]:
-    """The best of several repetitions of each, in turn, so that a busy moment of the machine meets all of them."""
-    for run in runs.values():  # the first pass of a network sets things up
-        run()
-    found = {name: Seconds() for name in runs}
-    for _ in range(repeat):
-        for name, run in runs.items():
-            found[name] = found[name].best(run())
-    return found
-
-
-def pictures(clients: int, samples: int) -> list[tuple[Tensor, Tensor]]:
+def pictures(clients: int, samples: int) -> Samples:
     generator = torch.Generator().manual_seed(0)
     return [
         (torch.rand(samples, *SHAPE, generator=generator), torch.randint(CLASSES, (samples,), generator=generator))
@@ -77,140 +49,232 @@ def pictures(clients: int, samples: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def started(
-    method: str, model: str, data: list[tuple[Tensor, Tensor]], batch: int = 64, **parameters: object
-) -> Federation:
-    """A federation before its first round."""
-    settings = {"epochs": 1, "batch": batch, "test": 0.0, "validation": 0.0, "engine": "in-process"}
-    experiment = make_experiment({"method": method, "model": model, "parameters": parameters, **settings})
+def started(method: str, model: str, data: Samples, **settings: Any) -> Federation:
+    """A federation before its first round. It evaluates nothing."""
+    common: dict[str, Any] = {"epochs": 1, "lr": 0.01, "test": 0.0, "validation": 0.0, "engine": "in-process"}
+    never = {"rounds": 1000, "evaluation": {"every": 1000}}
+    experiment = make_experiment({"method": method, "model": model, **common, **never, **settings})
     run = federation(experiment, prepare(experiment, Objects(data=data)), None)
     run.start()
-    run.server.begin(1, list(range(len(data))), torch.Generator())
     return run
 
 
-def visit(run: Federation) -> Seconds:
+def profiled(work: Callable[[], object]) -> str:
+    """Where the time goes."""
+    profile, text = cProfile.Profile(), StringIO()
+    profile.runcall(work)
+    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(10)
+    return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
+
+
+def in_ms(seconds: Seconds) -> list[str]:
+    return [f"{1e3 * seconds.wall:.1f}", f"{1e3 * seconds.cpu:.1f}"]
+
+
+# --- a round of every method ---
+
+
+def next_round(run: Federation) -> None:
+    run.round(run.finished + 1)
+
+
+def samples_seen(run: Federation) -> tuple[int, int, int]:
+    """The samples of the next round: through the body, forward and backward, and through the head."""
+    network, seen = run.bench.network, {"forward": 0, "backward": 0, "head": 0}
+
+    def of_body(_: nn.Module, inputs: object, output: Tensor) -> None:
+        seen["forward"] += len(output)
+        if output.requires_grad:
+            output.register_hook(back)
+
+    def back(gradient: Tensor) -> None:
+        seen["backward"] += len(gradient)
+
+    def of_head(_: nn.Module, inputs: object, output: Tensor) -> None:
+        seen["head"] += len(output)
+
+    first, *_, last = (network.module.get_submodule(name) for name in network.layers)
+    hooks = [first.register_forward_hook(of_body), last.register_forward_hook(of_head)]
+    next_round(run)
+    for hook in hooks:
+        hook.remove()
+    return seen["forward"], seen["backward"], seen["head"]
+
+
+def rounds(clients: int, samples: int, model: str, repeat: int) -> None:
+    data = pictures(clients, samples)
+    runs = {name: started(name, model, data, batch=50, validation=0.1) for name in all_methods()}
+    for run in runs.values():
+        next_round(run)  # the first one differs
+    seen = {name: samples_seen(run) for name, run in runs.items()}
+    found = best_of({name: partial(timed, partial(next_round, run)) for name, run in runs.items()}, repeat)
+    ours, one = found["fedavg"], seen["fedavg"][0]
+    rows = []
+    for name, seconds in sorted(found.items(), key=lambda entry: entry[1].cpu):
+        forward, backward, head = seen[name]
+        passes, cpu = (forward + 2 * backward) / (3 * one), seconds.cpu / ours.cpu
+        counts = [f"{number / one:.2f}" for number in (forward, backward, head)]
+        rows.append([name, *counts, f"{passes:.2f}", f"{seconds.wall / ours.wall:.2f}", f"{cpu:.2f}"])
+        rows[-1].append(f"{cpu / passes:.2f}")
+    header = [
+        "a round, in FedAvg's",
+        "forward",
+        "backward",
+        "head",
+        "passes",
+        "clock",
+        "processor",
+        "over passes",
+    ]
+    print(table(header, rows), flush=True)
+
+
+# --- a visit: PFLEGO's inner steps, pFedMB's branches ---
+
+
+def visits(run: Federation) -> Callable[[], Message]:
     """A participant's work in one round: what client 0 makes of the server's first message."""
-    message, client = run.method.send(run.server, 0), run.bench.client(0, 1, {})
-    return timed(lambda: run.method.train(client, message))
+    run.server.begin(1, list(range(run.data.clients)), torch.Generator())
+    message = run.method.send(run.server, 0)
+    return lambda: run.method.train(run.bench.client(0, 1, {}), message)
 
 
-def branches(samples: int = 2667, counts: tuple[int, int] = (1, 10), repeat: int = 7) -> dict[str, Seconds]:
-    """Seconds a step of pFedMB with these numbers of branches."""
+def inner_steps(samples: int, model: str, counts: tuple[int, ...], longest: int, repeat: int) -> list[Goal]:
+    """PFLEGO over τ, and FedPer with as many steps, up to the `longest`: it takes its time."""
     data = pictures(1, samples)
+    work = {f"PFLEGO {n}": visits(started("pflego", model, data, parameters={"inner_steps": n})) for n in counts}
+    as_many = [n for n in counts if n <= longest]
+    work |= {f"FedPer {n}": visits(started("fedper", model, data, batch="full", steps=n)) for n in as_many}
+    found = best_of({name: partial(timed, visit) for name, visit in work.items()}, repeat)
+    rows = []
+    for n in counts:
+        ours, theirs = found[f"PFLEGO {n}"], found.get(f"FedPer {n}")
+        beside = [*in_ms(theirs), f"{theirs.cpu / ours.cpu:.1f} ×"] if theirs else ["", "", ""]
+        rows.append([f"τ = {n}", *in_ms(ours), *beside])
+    print(table(["a visit, ms", "PFLEGO", "processor", "FedPer", "processor", ""], rows), flush=True)
+    few, many, why = (
+        found[f"PFLEGO {counts[1]}"],
+        found[f"PFLEGO {longest}"],
+        partial(profiled, work[f"PFLEGO {longest}"]),
+    )
+    faster, title = found[f"FedPer {longest}"].cpu / many.cpu, f"PFLEGO, τ = {longest}, against"
+    return [
+        Goal(f"{title} FedPer with {longest} steps: faster", faster, 15, at_least=True, why=why),
+        Goal(f"{title} τ = {counts[1]}", many.cpu / few.cpu, 1.5, why=why),
+    ]
 
-    def of(count: int) -> Callable[[], Seconds]:
-        run = started("pfedmb", "lenet", data, branches=count)
-        phases = 2 if count > 1 else 1  # on α and on W, or on W alone
-        steps = phases * run.bench.client(0, 1, {}).steps
-        return lambda: visit(run) / steps
 
-    return best_of({f"pFedMB, {count} branch{'es' * (count > 1)}, a step": of(count) for count in counts}, repeat)
-
-
-def inner_steps(samples: int = 500, counts: tuple[int, int] = (5, 50), repeat: int = 7) -> dict[str, Seconds]:
-    """Seconds of a visit with PFLEGO with these numbers of inner steps τ."""
+def branches(samples: int, model: str, counts: tuple[int, ...], most: int, repeat: int) -> list[Goal]:
+    """pFedMB over branches."""
     data = pictures(1, samples)
+    runs = {n: started("pfedmb", model, data, batch=64, parameters={"branches": n}) for n in counts}
+    steps = {n: run.bench.client(0, 1, {}).steps * (2 if n > 1 else 1) for n, run in runs.items()}  # on α and W, or W
+    work = {str(n): visits(run) for n, run in runs.items()}
+    found = best_of({name: partial(timed, visit) for name, visit in work.items()}, repeat)
+    a_step = {n: found[str(n)] / steps[n] for n in counts}
+    one = a_step[1]
+    rows = [[f"{n} branch{'es' * (n > 1)}", *in_ms(each), f"{each.cpu / one.cpu:.2f} ×"] for n, each in a_step.items()]
+    print(table(["pFedMB, ms a step", "clock", "processor", ""], rows), flush=True)
+    why = partial(profiled, work[str(most)])
+    return [Goal(f"pFedMB, {most} branches against one: a step", a_step[most].cpu / one.cpu, 1.3, why=why)]
 
-    def of(count: int) -> Callable[[], Seconds]:
-        run = started("pflego", "cnn", data, inner_steps=count)
-        return lambda: visit(run)
 
-    return best_of({f"PFLEGO, τ = {count}, a visit": of(count) for count in counts}, repeat)
+# --- the server ---
 
 
-class ServerOfModels:
-    """FedACS's server with a model of every client, as after many rounds."""
+class AtTheServer:
+    """A method's server with a model of every client, as after many rounds, and its part of a round."""
 
-    def __init__(self, clients: int, participants: int, model: str = "cnn", directory: Path | None = None) -> None:
-        self.participants = participants
-        self.method = FedACS()
-        run = started("fedacs", model, pictures(2, 1))
-        self.initial = run.server.initial
-        everyone = torch.ones(clients, dtype=torch.long)
-        states = States(directory, on_disk=directory is not None)
-        whole = slice(0, len(self.initial))
+    def __init__(
+        self, method: str, clients: int, participants: int, parameters: int, directory: Path | None = None
+    ) -> None:
+        self.method, self.participants = find_method(method), participants
+        self.generator = torch.Generator().manual_seed(1)
+        self.initial, whole = 0.02 * torch.randn(parameters, generator=self.generator), slice(0, parameters)
+        everyone, states = torch.ones(clients, dtype=torch.long), States(directory, on_disk=directory is not None)
         self.server = Server(self.initial, whole, whole, {}, everyone, participants, store=states)
         self.method.start(self.server)
-        self.generator = torch.Generator().manual_seed(1)
-        for client in range(clients):
-            self.server.keep(client, {"w": self._model()})
-        # Their similarities would take a while, and how long a round takes does not depend on them.
-        some = torch.rand(clients, clients, generator=self.generator)
-        self.server.state["S"] = ((some + some.T) / 2).fill_diagonal_(1.0)
+        if method in KEPT:
+            for client in range(clients):
+                self.server.keep(client, {KEPT[method]: self._model()})
+        if "uploaded" in self.server.state:  # FedFomo's note of whom it has a model of
+            self.server.state["uploaded"].fill_(True)
 
-    def receive(self, clients: list[int]) -> Seconds:
-        """The models of these clients arrive: they are kept, and their similarities to all others computed."""
-        models: dict[int, Message] = {client: {"w": self._model()} for client in clients}
-        replies = Replies(models, self.server.samples)
-        return timed(lambda: self.method.receive(self.server, replies))
+    def round(self) -> tuple[Seconds, Seconds]:
+        """What it takes to send and to receive, with participants drawn at random."""
+        server, messages = self.server, dict[int, Message]()
+        drawn = torch.randperm(server.clients, generator=self.generator)[: self.participants]
+        server.begin(server.round + 1, sorted(drawn.tolist()), self.generator)
+        sending = timed(lambda: messages.update({c: self.method.send(server, c) for c in server.participants}))
+        replies = Replies({c: self._reply(messages.pop(c)) for c in server.participants}, server.samples)
+        return sending, timed(lambda: self.method.receive(server, replies))
 
-    def mix(self, clients: list[int]) -> Seconds:
-        """What these participants begin a round with."""
-        return timed(lambda: self.method.send(self.server, clients[0]))
-
-    def a_round(self) -> tuple[Seconds, Seconds]:
-        """The server's part of one round with clients drawn at random: the similarities behind, the mixing before."""
-        drawn = torch.randperm(self.server.clients, generator=self.generator)[: self.participants]
-        clients = sorted(drawn.tolist())
-        self.server.begin(self.server.round + 1, clients, torch.Generator())
-        mixing = self.mix(clients)
-        return self.receive(clients), mixing
+    def best(self, repeat: int) -> tuple[Seconds, Seconds]:
+        self.round()
+        sending = receiving = Seconds()
+        for _ in range(repeat):
+            sent, received = self.round()
+            sending, receiving = sending.best(sent), receiving.best(received)
+        return sending, receiving
 
     def _model(self) -> Tensor:
         return self.initial + 0.02 * torch.randn(len(self.initial), generator=self.generator)
 
-
-def server_steps(
-    clients: int, participants: int, model: str = "cnn", repeat: int = 7, directory: Path | None = None
-) -> dict[str, Seconds]:
-    """Seconds of FedACS's server in one round, by its two parts."""
-    models = ServerOfModels(clients, participants, model, directory)
-    rows, mixing = Seconds(), Seconds()
-    for _ in range(repeat):
-        received, mixed = models.a_round()
-        rows, mixing = rows.best(received), mixing.best(mixed)
-    where = "in memory" if directory is None else "on disk"
-    title = f"FedACS, {clients} clients {where}"
-    return {f"{title}: similarities": rows, f"{title}: mixing": mixing, f"{title}: a round": rows + mixing}
+    def _reply(self, message: Message) -> Message:
+        """A reply to any of the methods here: each takes what it knows."""
+        model, nobody = self._model(), torch.zeros(0, dtype=torch.long)
+        clients, alpha = message.get("clients", nobody), message.get("alpha", model.new_empty(0))
+        weights = torch.rand(1 + len(clients), generator=self.generator)
+        vectors = dict.fromkeys(("w", "theta", "gradient"), model)
+        return {**vectors, "risk": model[0], "alpha": alpha, "clients": clients, "weights": weights}
 
 
-def show(found: dict[str, Seconds]) -> None:
-    for name, seconds in found.items():
-        print(f"{name:48} {1e3 * seconds.wall:10.2f} ms  {1e3 * seconds.cpu:10.2f} ms")
+def servers(sizes: tuple[int, ...], parameters: int, repeat: int) -> None:
+    """Sending and receiving over the number of clients, all of which take part."""
+    rows = []
+    for method in ("fedacs", "fedamp", "pgfed", "fedfomo"):
+        found = [AtTheServer(method, size, size, parameters).best(repeat) for size in sizes]
+        for part, seconds in zip(("sending", "receiving"), zip(*found, strict=True), strict=True):
+            growth = log(seconds[-1].cpu / seconds[-2].cpu) / log(sizes[-1] / sizes[-2])
+            rows.append([f"{method}, {part}", *(f"{1e3 * each.cpu:.1f}" for each in seconds), f"n^{growth:.1f}"])
+    print(table(["the server, processor's ms", *(f"{size} clients" for size in sizes), "growth"], rows), flush=True)
 
 
-def verdict(what: str, wall: float, cpu: float, goal: float, unit: str) -> None:
-    met = "met" if wall <= goal else "met by the processor's time only" if cpu <= goal else "MISSED"
-    print(f"{what:48} {wall:10.2f} {unit}   {cpu:10.2f} {unit}   goal {goal:g} {unit}: {met}\n")
+def fedacs(clients: int, participants: int, parameters: int, on_disk: int, repeat: int) -> list[Goal]:
+    """FedACS's server with a large model; and, for fewer clients, with the models on disk."""
+    server = AtTheServer("fedacs", clients, participants, parameters)
+    mixing, similarities = server.best(repeat)
+    rows = [
+        [f"FedACS, {clients} clients: mixing", *in_ms(mixing)],
+        [f"FedACS, {clients} clients: similarities", *in_ms(similarities)],
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        few = AtTheServer("fedacs", on_disk, max(1, on_disk // 10), parameters, Path(directory))
+        mixed, found = few.best(repeat)
+        rows.append([f"FedACS, {on_disk} clients on disk: both", *in_ms(mixed + found)])
+    print(table(["the server, ms", "clock", "processor"], rows), flush=True)
+    what = f"FedACS, the server's round: {clients} clients, {parameters:,} parameters"
+    return [Goal(what, (mixing + similarities).cpu, 3.0, "s", why=partial(profiled, server.round))]
 
 
-def compare(what: str, found: dict[str, Seconds], goal: float) -> None:
-    """Print the two, and how many times the first the second takes."""
-    show(found)
-    less, more = found.values()
-    verdict(what, more.wall / less.wall, more.cpu / less.cpu, goal, "×")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--disk-clients", type=int, default=100, help="clients with models on disk; 0: none")
-    arguments = parser.parse_args()
-    repeat = arguments.repeat
+def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    print(f"{'':48} {'clock':>10}     {'processor':>10}")
-    compare("pFedMB, 10 branches against 1", branches(repeat=repeat), BRANCHES_GOAL)
-    compare("PFLEGO, τ = 50 against τ = 5", inner_steps(repeat=repeat), INNER_STEPS_GOAL)
-    found = server_steps(500, 50, repeat=repeat)
-    show(found)
-    whole = list(found.values())[-1]
-    verdict("FedACS, the server's part of a round", whole.wall, whole.cpu, SERVER_GOAL, "s")
-    if arguments.disk_clients:
-        with tempfile.TemporaryDirectory() as directory:
-            clients = arguments.disk_clients
-            show(server_steps(clients, max(1, clients // 10), repeat=repeat, directory=Path(directory)))
+    try:
+        if tiny:
+            rounds(2, 12, "mlp:3", repeat)
+            goals = inner_steps(8, "mlp:3", (1, 2, 3), 3, repeat) + branches(8, "mlp:3", (1, 2), 2, repeat)
+            servers((2, 4), 10, repeat)
+            return goals + fedacs(5, 2, 10, 3, repeat)
+        rounds(10, 100, "lenet", 2 * repeat)
+        goals = inner_steps(100, "cnn", (1, 5, 20, 50, 100), 50, repeat)
+        goals += branches(1280, "lenet", (1, 2, 5, 10, 20), 10, repeat)
+        servers((25, 50, 100, 200), 100_000, repeat)
+        return goals + fedacs(500, 50, CNN, 100, repeat)
+    finally:
+        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":
-    main()
+    for goal in run():
+        print(*goal.row())

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.engines import Bench, Result, Task
-from fedtailor.learning.network import Network
 from fedtailor.method import Method
 from fedtailor.methods import all_methods
 
@@ -74,29 +73,22 @@ class Cost:
 def counted_passes() -> Iterator[list[int]]:
     """The samples of each forward pass of the measured round's training work, as they come."""
     passes: list[int] = []
-    at_work = [False]
-    call, features, do = Network.__call__, Network.features, Bench.do
+    do = Bench.do
 
-    def counted_call(network: Network, x: Tensor) -> Tensor:
-        passes.extend([len(x)] if at_work[0] else [])
-        return call(network, x)
-
-    def counted_features(network: Network, x: Tensor) -> Tensor | None:
-        passes.extend([len(x)] if at_work[0] else [])
-        return features(network, x)
+    def count(_: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        passes.append(len(outputs))
 
     def watched_do(bench: Bench, task: Task) -> Result:
-        at_work[0] = task.kind == "train" and task.round == ROUND
+        if task.kind != "train" or task.round != ROUND:
+            return do(bench, task)
+        first = bench.network.module.get_submodule(next(iter(bench.network.layers)))
+        hook = first.register_forward_hook(count)
         try:
             return do(bench, task)
         finally:
-            at_work[0] = False
+            hook.remove()
 
-    with (
-        patch.object(Network, "__call__", counted_call),
-        patch.object(Network, "features", counted_features),
-        patch.object(Bench, "do", watched_do),
-    ):
+    with patch.object(Bench, "do", watched_do):
         yield passes
 
 

@@ -1,6 +1,6 @@
 """Running experiments from Python: `run`, `resume`, `load`, and the result that they return."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedtailor.federation.setup import Objects, federation, look_into, prepare, 
 from fedtailor.federation.states import write_atomically
 from fedtailor.federation.tensorboard import scalars
 from fedtailor.imports import object_name
-from fedtailor.learning.descent import Loss
+from fedtailor.learning.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.models import ModelLike
@@ -36,16 +36,16 @@ class RunResult:
         self,
         experiment: Experiment,
         rounds: list[Record],
-        clients: list[Record],
+        client_records: Callable[[], Iterable[Record]],
         names: Sequence[str],
         opened: Callable[[], Federation],
         path: Path | None,
     ) -> None:
         self.experiment = experiment
         self.rounds = rounds
-        self.clients = clients
         self.names = tuple(names)  # of the clients
         self.path = path
+        self._client_records = client_records
         self._opened = opened
 
     @property
@@ -64,11 +64,17 @@ class RunResult:
     def loss(self) -> float | None:
         return self.chosen().get("loss")
 
+    @cached_property
+    def clients(self) -> list[Record]:
+        """What was recorded of each client, round by round."""
+        return list(self._client_records())
+
     @property
     def per_client(self) -> dict[int, Record]:
         """Each client's test metrics in the round that counts."""
         number = self.chosen().get("round")
-        results: Record = next((record["results"] for record in self.clients if record["round"] == number), {})
+        records = (record["results"] for record in self._client_records() if record["round"] == number)
+        results: Record = next(records, {})
         return {int(client): measured["test"] for client, measured in results.items()}
 
     @cached_property
@@ -241,8 +247,8 @@ def load(path: str | Path, data_dir: str | None = None) -> RunResult:
         with isolated():
             return look_into(Path(path), data_dir)
 
-    names = directory.partition()["clients"]
-    return RunResult(experiment, directory.rounds(), directory.clients(), names, opened, Path(path))
+    names, clients = directory.partition()["clients"], list(directory.clients())
+    return RunResult(experiment, directory.rounds(), lambda: clients, names, opened, Path(path))
 
 
 def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Federation], None] | None) -> RunResult:
@@ -255,7 +261,7 @@ def _finish(run: Federation, on_round: OnRound | None, on_start: Callable[[Feder
             if on_round:
                 on_round(record)
     path = run.directory.path if run.directory else None
-    result = RunResult(run.experiment, run.rounds, run.clients, run.data.names, lambda: run, path)
+    result = RunResult(run.experiment, run.rounds, run.client_records, run.data.names, lambda: run, path)
     if run.directory:
         run.directory.finish(result.summary())
     return result

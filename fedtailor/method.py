@@ -5,9 +5,9 @@ through messages of named tensors. That makes the bytes exact, the privacy real,
 process, in many, and across sites.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fedtailor.learning.client import Client, Message, State
 from fedtailor.learning.descent import Batch
+
+Computed = TypeVar("Computed")
 
 BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
@@ -46,7 +48,7 @@ class Server:
     random: torch.Generator = field(default_factory=torch.Generator)
     store: "Store | None" = None
     another: Callable[[int], Tensor] | None = None
-    _once: dict[str, Tensor] = field(default_factory=dict)
+    _once: dict[str, Any] = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
@@ -57,11 +59,11 @@ class Server:
         """A new round with these participants and this random stream."""
         self.round, self.participants, self.random, self._once = round, participants, random, {}
 
-    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+    def once(self, name: str, compute: Callable[[], Computed]) -> Computed:
         """Something that is the same for all participants of a round, computed for the first of them."""
         if name not in self._once:
             self._once[name] = compute()
-        return self._once[name]
+        return self._once[name]  # type: ignore[no-any-return]
 
     def parameters_of(self, rows: Tensor) -> Tensor:
         """Vectors with zeros for what is no parameter, for lengths and angles between models."""
@@ -83,21 +85,34 @@ class Server:
 
     def kept(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """What is kept of every client under this name, as the rows of a matrix in blocks: the clients of a block and
-        its rows, which are good until the next block. A client of which nothing is kept has `initial`."""
-        assert self.store is not None
+        its rows, which are the caller's until the next block."""
         block = min(self.clients, max(1, BLOCK // len(self.initial)))
         rows = _room(block, self.initial)  # for all blocks: fresh memory costs more than copying
         for first in range(0, self.clients, block):
             clients = range(first, min(first + block, self.clients))
-            vectors = [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
-            yield slice(first, clients.stop), torch.stack(vectors, out=rows[: len(clients)])
+            yield slice(first, clients.stop), torch.stack(self.kept_of(clients, name), out=rows[: len(clients)])
+
+    def kept_of(self, clients: Iterable[int], name: str) -> list[Tensor]:
+        """What is kept of these clients under this name. A client of which nothing is kept has `initial`."""
+        assert self.store is not None
+        return [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
+
+    def mixed(self, weights: Tensor, name: str) -> Tensor:
+        """Mixes of what is kept of all clients under this name, as many as there are rows of weights."""
+        mixes = _room(len(weights), self.initial).zero_()
+        for clients, vectors in self.kept(name):
+            mixes.addmm_(weights[:, clients], vectors)
+        return mixes
 
 
 def _room(rows: int, like: Tensor) -> Tensor:
-    """Room for rows like this one. NumPy asks the system for huge pages, which PyTorch does not."""
+    """Room for rows like this one. Fresh memory costs more than what is done with it: NumPy asks the system for huge
+    pages, which PyTorch does not. It begins where PyTorch's would, as that may decide about last bits."""
     if like.device.type != "cpu":
-        return like.new_empty(rows, len(like))
-    return torch.from_numpy(np.empty((rows, len(like)), like.numpy().dtype))
+        return like.new_empty(rows, *like.shape)
+    room = torch.from_numpy(np.empty(rows * like.nbytes + 64, np.uint8))
+    start = -room.data_ptr() % 64
+    return room[start : start + rows * like.nbytes].view(like.dtype).view(rows, *like.shape)
 
 
 class Store(Protocol):
@@ -117,7 +132,8 @@ class Replies(dict[int, Message]):
 
     def stack(self, name: str) -> Tensor:
         """One tensor of every reply, as the rows of a matrix."""
-        return torch.stack([message[name] for message in self.values()])
+        tensors = [message[name] for message in self.values()]
+        return torch.stack(tensors, out=_room(len(tensors), tensors[0]))
 
     def mean(self, name: str, weights: Tensor | None = None, equal: bool = False) -> Tensor:
         """The mean of one tensor over the replies: weighted by n_i / Σ n of those who replied, as given, or equally."""

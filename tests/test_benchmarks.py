@@ -1,51 +1,95 @@
-"""The benchmarks stay alive: their functions run at a tiny size. What they measure is nobody's business here."""
+"""The benchmarks stay alive: they run at a tiny size. What they measure is nobody's business here."""
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import costs, overhead
+from benchmarks import __main__ as bench
+from benchmarks import costs, floor
+from benchmarks.measuring import Goal, Seconds
 
 
-def real(seconds: costs.Seconds) -> bool:
-    return 0 <= seconds.cpu < math.inf and 0 < seconds.wall < math.inf
+def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the costs, which have their own test below."""
+    monkeypatch.setattr("sys.argv", ["benchmarks", "floor", "scale", "start-up", "--tiny", "--repeat", "1"])
+    bench.main()
+    printed = capsys.readouterr().out
+    verdicts = [line for line in printed.splitlines() if line.endswith(("  met", "  MISSED"))]
+    assert len(verdicts) >= 8
+    assert printed.count("Where the time goes:") == sum(line.endswith("MISSED") for line in verdicts)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "flor"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "no part flor; there are floor, costs, scale, start-up" in capsys.readouterr().err
 
 
-def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(overhead, "CLIENTS", 2)
-    monkeypatch.setattr(overhead, "SAMPLES", 25)
-    monkeypatch.setattr("sys.argv", ["overhead.py", "--rounds", "1", "--repeat", "1"])
-    overhead.main()
-    assert len(capsys.readouterr().out.splitlines()) == 3
+def test_goals() -> None:
+    assert Goal("", 1.2, 1.3).met
+    assert not Goal("", 1.4, 1.3).met
+    assert Goal("", 4.2, 4, at_least=True).row() == ["", "≥ 4 ×", "4.20 ×", "met"]
+    assert Goal("", 3.9, 4, at_least=True).row() == ["", "≥ 4 ×", "3.90 ×", "MISSED"]
 
 
-def test_a_visit_with_pfedmb_and_with_pflego() -> None:
-    for found in (costs.branches(samples=20, counts=(1, 3), repeat=1), costs.inner_steps(20, (1, 3), repeat=1)):
-        assert len(found) == 2
-        assert all(real(seconds) for seconds in found.values())
+@pytest.mark.parametrize("model", ["mlp", "lenet", "cnn"])
+def test_the_plain_loop_does_the_same_work(model: str) -> None:
+    """One full batch for each client: its order counts for nothing."""
+    work = floor.Work("", model, floor.FASHION, batch=1000, samples=200, goal=0)
+    run = floor.by_fedtailor(work, workers=1)
+    network = run.bench.network
+    loop = floor.PlainLoop(work, *floor.samples_of(run.data))
+    loop.theta = network.state_dict(run.bench.initial)
+    evaluated = loop.round()
+    run.round(1)
+    for name, tensor in network.state_dict(run.server.state["theta"]).items():
+        torch.testing.assert_close(loop.theta[name], tensor)
+    hits = sum(accuracy * len(y) for (_, accuracy), (_, y) in zip(evaluated, loop.held_out, strict=True) if len(y))
+    ours = 0.0
+    for client, results in run.clients[0]["results"].items():
+        for split, samples in (("test", run.data.test), ("validation", run.data.validation)):
+            ours += (results[split]["accuracy"] or 0.0) * len(samples(int(client))[1])
+    assert hits == pytest.approx(ours)
 
 
+def test_operations_are_counted() -> None:
+    work = floor.Work("", "mlp", floor.FASHION, batch=10, samples=0, goal=0)
+    first, second = 784 * 200, 200 * 10
+    assert floor.operations(work, trained=0, evaluated=3) == 3 * 2 * (first + second)
+    assert floor.operations(work, trained=3, evaluated=0) == 3 * 2 * (2 * first + 3 * second)
+
+
+def test_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    goals = costs.run(repeat=1, tiny=True)
+    assert torch.get_num_threads() == threads
+    assert len(goals) == 4
+    assert all(goal.measured > 0 and goal.why is not None and "tottime" in goal.why() for goal in goals)
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in costs.all_methods())
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "forward", "backward", "head"),
+    [
+        ("fedavg", {}, 1, 1, 1),
+        ("ditto", {}, 2, 2, 2),
+        ("ifca", {"clusters": 3}, 4, 1, 4),
+        ("pgfed-ce", {}, 2, 1, 2),
+        ("pflego", {"inner_steps": 7}, 2, 1, 7),
+        ("per-fedavg", {}, 3, 4, 3),
+    ],
+)
+def test_samples_are_counted(method: str, settings: dict[str, object], forward: int, backward: int, head: int) -> None:
+    run = costs.started(method, "mlp:3", costs.pictures(2, 5), batch=2, parameters=settings)
+    costs.next_round(run)
+    assert costs.samples_seen(run) == (10 * forward, 10 * backward, 10 * head)
+
+
+@pytest.mark.parametrize("method", ["fedacs", "fedamp", "pgfed", "fedfomo"])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_the_server_of_fedacs(on_disk: bool, tmp_path: Path) -> None:
-    directory = tmp_path if on_disk else None
-    models = costs.ServerOfModels(clients=5, participants=2, model="mlp:3", directory=directory)
-    rows, mixing = models.a_round()
-    assert real(rows)
-    assert real(mixing)
-    assert len(list(tmp_path.iterdir())) == (5 if on_disk else 0)  # a model of every client is kept
-    S = models.server.state["S"]
-    assert S.shape == (5, 5)
-    torch.testing.assert_close(S, S.T)
-
-
-def test_costs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole script, with other measurements."""
-    some = {"one": costs.Seconds(1.0, 1.0), "another": costs.Seconds(1.4, 1.2)}
-    for name in ("branches", "inner_steps", "server_steps"):
-        monkeypatch.setattr(costs, name, lambda *arguments, **settings: some)
-    monkeypatch.setattr("sys.argv", ["costs.py", "--repeat", "1"])
-    costs.main()
-    lines = [line for line in capsys.readouterr().out.splitlines() if "goal" in line]
-    assert [line.partition(": ")[2] for line in lines] == ["met by the processor's time only", "met", "met"]
+def test_a_server_without_clients(method: str, on_disk: bool, tmp_path: Path) -> None:
+    server = costs.AtTheServer(method, clients=5, participants=2, parameters=7, directory=tmp_path if on_disk else None)
+    assert all(part.wall < Seconds().wall for part in server.best(repeat=2))
+    assert len(list(tmp_path.iterdir())) == (5 if on_disk and method in costs.KEPT else 0)  # a model of every client
+    assert all(tensor.isfinite().all() for tensor in server.server.state.values())
+    assert server.server.round == 3

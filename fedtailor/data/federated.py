@@ -6,6 +6,7 @@ client's data is a slice without copies, and can be shared between processes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 from zlib import crc32
 
@@ -44,6 +45,11 @@ class FederatedData:
         """How many outputs a network for these data has: one a class, or one a target."""
         return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
 
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """`bounds` as plain numbers: looking one up in a tensor takes longer than cutting out a client's samples."""
+        return self.bounds.tolist()
+
     @property
     def samples(self) -> Tensor:
         """The number of training samples of each client."""
@@ -67,8 +73,8 @@ class FederatedData:
 
     def held_out(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
         """The inputs of the clients' validation and test samples, client by client, and how many of each."""
-        bounds = self.bounds[list(clients)].tolist()
-        pieces = [self.x[start:end] for _, start, _, end in bounds]
+        places = [self.places[client] for client in clients]
+        pieces = [self.x[start:end] for _, start, _, end in places]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces), [len(piece) for piece in pieces]
 
     def to(self, device: torch.device | str) -> "FederatedData":
@@ -84,7 +90,8 @@ class FederatedData:
         return f"{checksum:08x}"
 
     def _slice(self, client: int, split: str) -> tuple[Tensor, Tensor]:
-        start, end = (int(self.bounds[client, column]) for column in SPLITS[split])
+        first, last = SPLITS[split]
+        start, end = self.places[client][first], self.places[client][last]
         return self.x[start:end], self.y[start:end]
 
     def counts(self, split: str | None = None) -> Tensor:
@@ -94,8 +101,8 @@ class FederatedData:
             raise unknown("split", split, SPLITS)
         first, last = SPLITS[split]
         table = torch.zeros(self.clients, max(len(self.classes), 1), dtype=torch.int64)
-        for row, bounds in zip(table, self.bounds.tolist(), strict=True):
-            labels = self.y[bounds[first] : bounds[last]]
+        for row, place in zip(table, self.places, strict=True):
+            labels = self.y[place[first] : place[last]]
             row += torch.bincount(labels, minlength=len(row)) if self.classes else len(labels)
         return table
 
@@ -289,8 +296,8 @@ def _random_sides(client: Ints, clients: int, test: float, validation: float, se
     Train gets one first; then test and validation, where asked for, get at least one while there are any.
     """
     side = np.full(len(client), TRAIN, dtype=np.int64)
-    for c in range(clients):
-        mine = numpy_stream(seed, "partition", "split", c).permutation(np.flatnonzero(client == c))
+    for c, units in enumerate(_of_each(client, clients)):
+        mine = numpy_stream(seed, "partition", "split", c).permutation(units)
         n_test = min(max(round(test * len(mine)), 1), len(mine) - 1) if test else 0
         n_validation = min(max(round(validation * len(mine)), 1), len(mine) - 1 - n_test) if validation else 0
         side[mine[:n_test]] = TEST
@@ -300,11 +307,17 @@ def _random_sides(client: Ints, clients: int, test: float, validation: float, se
 
 def _thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> Ints:
     """Drop training samples at random until each client has at most `max_train`."""
-    client = client.copy()
-    for c in range(clients):
+    thinned = client.copy()
+    for c, samples in enumerate(_of_each(np.where(side == TRAIN, client, -1), clients)):
         rng = numpy_stream(seed, "partition", "max_train", c)
-        client[rng.permutation(np.flatnonzero((client == c) & (side == TRAIN)))[max_train:]] = -1
-    return client
+        thinned[rng.permutation(samples)[max_train:]] = -1
+    return thinned
+
+
+def _of_each(client: Ints, clients: int) -> list[Ints]:
+    """The places of each client's number, in their order. What is nobody's has -1."""
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.searchsorted(client[order], np.arange(clients + 1)))[1:-1]
 
 
 def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tuple[Tensor, Tensor]:
@@ -324,9 +337,10 @@ def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tupl
 
 
 def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
-    """Numbers that a network takes; pictures with the channels last in memory, which is faster on a CPU."""
+    """Numbers that a network takes; pictures with the channels last in memory, which is faster on a CPU. It is a copy
+    in any case: so the strides say it even of one channel, or convolutions would take a slower way."""
     if x.ndim == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
     if x.dtype != torch.uint8:
         return x.to(dtype)
     x = x.to(dtype).div_(255)

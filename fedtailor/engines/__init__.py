@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.memory import keep_freed_memory
 from fedtailor.engines.processes import Processes
 from fedtailor.engines.work import Bench, Result, Task
 from fedtailor.errors import FedtailorError
@@ -35,6 +36,7 @@ def make_engine(name: str, bench: Bench, workers: int | None) -> Engine:
     on_cpu = bench.initial.device.type == "cpu"
     if name == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
+    keep_freed_memory()
     count = workers or cores()
     may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
     if name == "processes" or (name == "auto" and count > 1 and may_fork):

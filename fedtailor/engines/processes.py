@@ -124,9 +124,9 @@ class Processes:
             self._busy[worker.pipe] = (worker, task)
 
     def _size(self, task: Task) -> int:
-        bounds = self.bench.data.bounds
         first, last = (1, 3) if task.kind.startswith("evaluate") else (0, 1)
-        return sum(int(bounds[client, last] - bounds[client, first]) for client in task.clients)
+        places = [self.bench.data.places[client] for client in task.clients]
+        return sum(place[last] - place[first] for place in places)
 
     def close(self) -> None:
         """End all workers."""

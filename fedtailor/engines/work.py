@@ -19,9 +19,9 @@ from torch import Tensor
 from fedtailor.data import FederatedData
 from fedtailor.errors import brief
 from fedtailor.learning.client import Client, Message, State
-from fedtailor.learning.descent import Descent, Loss, step_count
+from fedtailor.learning.descent import Descent, step_count
 from fedtailor.learning.metrics import Metrics, measure, outputs
-from fedtailor.learning.network import Network
+from fedtailor.learning.network import Loss, Network
 from fedtailor.method import Method
 from fedtailor.streams import seed_network, torch_seed
 

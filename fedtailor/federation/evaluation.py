@@ -15,7 +15,9 @@ from fedtailor.federation.record import Record
 from fedtailor.federation.states import States, of_client
 from fedtailor.method import Message, Method, Server
 
-SHARED_PASS = 2048  # held-out samples of clients evaluated together; fixed, so the numbers do not depend on the workers
+# Held-out samples of clients that are evaluated together: as many as make this number of tasks, within these bounds.
+# The workers' number counts for nothing, so that figures do not depend on it.
+TASKS, FEWEST, MOST = 16, 64, 1024
 METRICS = ("accuracy", "loss", "balanced_accuracy", "auc")
 AVERAGED = (*METRICS, "accuracy_std", "accuracy_worst_decile", "validation_accuracy", "validation_loss", "train_loss",
             "train_accuracy")  # fmt: skip
@@ -46,7 +48,8 @@ class Evaluator:
                 self.known[result.clients[0]] = (None, result.measured[0])
         chosen = self.clients
         if self.protocol.clients == "participants":
-            chosen = [client for client in chosen if client in server.participants]
+            called = set(server.participants)
+            chosen = [client for client in chosen if client in called]
         if self.protocol.model == "local":
             return {client: self.known[client][1] for client in chosen if client in self.known}
         fresh: dict[int, Measured] = {}
@@ -59,7 +62,7 @@ class Evaluator:
                 self.known[client] = (self.states.versions.get(of_client(client)), fresh[client])
         return {client: fresh[client] if client in fresh else self.known[client][1] for client in chosen}
 
-    def remember(self, clients: list[Record]) -> None:
+    def remember(self, clients: Iterable[Record]) -> None:
         """Take up what a resumed run had recorded: a participant's local model is measured only once."""
         if self.protocol.model == "local":
             for record in clients:
@@ -81,13 +84,16 @@ class Evaluator:
                 yield Task("evaluate", server.round, (client,), message, partial(self.states.get, of_client(client)))
 
     def _groups(self, chosen: list[int]) -> Iterator[tuple[int, ...]]:
-        """Neighbouring clients, as many as fill one pass; one by one where each fine-tunes the model first."""
+        """Neighbouring clients, as many as fit one pass; one by one where each fine-tunes the model first."""
         group: list[int] = []
+        samples = 0
+        fit = min(max(sum(self.held_out_samples[client] for client in chosen) // TASKS, FEWEST), MOST)
         for client in chosen:
-            group.append(client)
-            if self.protocol.fine_tune or sum(self.held_out_samples[member] for member in group) >= SHARED_PASS:
+            samples += self.held_out_samples[client]
+            if group and (self.protocol.fine_tune or samples > fit):
                 yield tuple(group)
-                group = []
+                group, samples = [], self.held_out_samples[client]
+            group.append(client)
         if group:
             yield tuple(group)
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, make_experiment, read_experiment, write_toml
-from fedtailor.federation.states import write_atomically
+from fedtailor.federation.states import make_last, write_atomically
 
 try:
     import fcntl
@@ -52,10 +52,11 @@ class RunDirectory:
         return run
 
     def rounds(self) -> list[Record]:
-        return list(_lines(self.path / "rounds.jsonl"))
+        return [record for record, _ in _lines(self.path / "rounds.jsonl")]
 
-    def clients(self) -> list[Record]:
-        return list(_lines(self.path / "clients.jsonl"))
+    def clients(self) -> Iterator[Record]:
+        """One by one: those of many rounds with many clients together could fill the memory."""
+        return (record for record, _ in _lines(self.path / "clients.jsonl"))
 
     def experiment(self) -> Experiment:
         """The run's experiment; says so if this is not a run directory at all."""
@@ -81,20 +82,20 @@ class RunDirectory:
         """Have the system write the records to the disk itself."""
         for name in ("rounds", "clients"):
             if (path := self.path / f"{name}.jsonl").exists():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                make_last(path)
 
-    def cut(self, round: int) -> tuple[list[Record], list[Record]]:
-        """Forget the records behind this round, as they will be made again; the ones that stay."""
-        kept = []
-        for name, records in (("rounds", self.rounds()), ("clients", self.clients())):
-            kept.append([record for record in records if record["round"] <= round])
-            if [record["round"] for record in kept[-1]] != list(range(1, round + 1)):
-                raise FedtailorError(
-                    f"{self.path}/{name}.jsonl does not have all rounds up to {round}: it was changed."
-                )
-            write_atomically(self.path / f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in kept[-1]))
-        return kept[0], kept[1]
+    def cut(self, round: int) -> None:
+        """Forget the records behind this round, as they will be made again."""
+        for path in (self.path / "rounds.jsonl", self.path / "clients.jsonl"):
+            found, end = 0, 0
+            for record, behind in _lines(path):
+                if record["round"] != found + 1 or found == round:
+                    break
+                found, end = found + 1, behind
+            if found != round:
+                raise FedtailorError(f"{path} does not have all rounds up to {round}: it was changed.")
+            if path.exists():
+                os.truncate(path, end)
 
     def append(self, figures: Record, clients: Record) -> None:
         """Write a round down."""
@@ -170,13 +171,18 @@ def _json(path: Path) -> Record:
         raise FedtailorError(f"{path} is damaged: it is not JSON.") from None
 
 
-def _lines(path: Path) -> Iterator[Record]:
-    """The records of a file; a last line that was cut off by a crash is left out."""
+def _lines(path: Path) -> Iterator[tuple[Record, int]]:
+    """The records of a file, and where each of them ends; a last line that was cut off by a crash is left out."""
     if not path.exists():
         return
-    text = path.read_text(encoding="utf-8")
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            raise FedtailorError(f"{path} is damaged: it has a line that is not JSON.") from None
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise FedtailorError(f"{path} is damaged: it has a line that is not JSON.") from None
+            yield record, end

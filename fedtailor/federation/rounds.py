@@ -6,7 +6,7 @@ of it, evaluation, record, checkpoint.
 
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,7 +49,7 @@ class Federation:
     observations: Observations
     directory: RunDirectory | None = None
     rounds: list[Record] = field(default_factory=list)  # what was recorded of each round
-    clients: list[Record] = field(default_factory=list)  # and of each client in it
+    clients: list[Record] = field(default_factory=list)  # and of each client in it, if it is written nowhere else
     finished: int = 0  # the last round that is done and recorded
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent in each part of the rounds
     _whole: bool = True  # False from a round's first effect until it is recorded
@@ -68,8 +68,9 @@ class Federation:
         self.finished, self.server.state = self.states.restore()
         if self.finished == 0:
             self.start()
-        self.rounds, self.clients = self.directory.cut(self.finished)
-        self.evaluator.remember(self.clients)
+        self.directory.cut(self.finished)
+        self.rounds = self.directory.rounds()
+        self.evaluator.remember(self.directory.clients())
         self.observations.cut(self.finished)
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class Federation:
 
     def _call(self, number: int) -> list[int]:
         """Who takes part in this round."""
-        training = [client for client in range(self.data.clients) if client not in self.data.new]
+        training = list(range(self.server.clients))  # new clients are numbered behind them
         participation = Participation.parse(self.experiment.participation)
         participants = participation.draw(training, self.experiment.seed, number)
         self.server.begin(number, participants, torch_stream(self.experiment.seed, "server", number))
@@ -213,9 +214,14 @@ class Federation:
     def _record(self, figures: Record, clients: Record) -> None:
         figures, clients = plain(figures), plain(clients)
         self.rounds.append(figures)
-        self.clients.append(clients)
         if self.directory is not None:
             self.directory.append(figures, clients)
+        else:
+            self.clients.append(clients)
+
+    def client_records(self) -> Iterable[Record]:
+        """What was recorded of each client, round by round."""
+        return self.clients if self.directory is None else self.directory.clients()
 
     def personal(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""

@@ -22,8 +22,8 @@ from fedtailor.federation.rounds import Federation
 from fedtailor.federation.states import States
 from fedtailor.federation.tensorboard import check_installed
 from fedtailor.imports import import_object
-from fedtailor.learning.descent import Descent, Loss
-from fedtailor.learning.network import Network
+from fedtailor.learning.descent import Descent
+from fedtailor.learning.network import Loss, Network
 from fedtailor.method import Method, Server
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model

@@ -15,7 +15,6 @@ from fedtailor.learning.descent import (
     Batch,
     Correction,
     Descent,
-    Loss,
     Objective,
     batch_gradient,
     batches,
@@ -28,7 +27,7 @@ from fedtailor.learning.descent import (
     take,
 )
 from fedtailor.learning.metrics import outputs
-from fedtailor.learning.network import Network
+from fedtailor.learning.network import Loss, Network
 from fedtailor.streams import seed_network, torch_seed, torch_stream
 
 Message = Mapping[str, Tensor]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
-from fedtailor.learning.network import Network
+from fedtailor.learning.chain import find_chain
+from fedtailor.learning.network import Loss, Network
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Correction = Tensor | Callable[[Tensor], Tensor]
 
-EVALUATION_BATCH = 512  # samples a pass that needs no batches of its own; fixed, as it decides about last bits
+EVALUATION_BATCH = 128  # samples a pass that needs no batches of its own; fixed, as it decides about last bits
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,23 @@ def descend(
     """
     part = part or slice(0, network.size)
     network.vector.copy_(theta)
-    function: Callable[[Tensor], Tensor] = network
+    function = network.module
     if objective is None:
         function, x = _trained_function(network, x, part)
     else:
         network.module.train()
     vector, gradient = network.vector[part], network.gradient[part]
     still = [s for s in network.statistics if s.start < (part.stop or 0) and s.stop > part.start]
+    chain = find_chain(function, x) if objective is None else None
+    x = chain.begin(x) if chain is not None else x
     for chosen in batches(len(x), how, stream, x.device):
-        network.gradient.zero_()
         xs, ys = take(x, chosen), take(y, chosen)
-        value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
-        value.backward()
+        if chain is not None:
+            chain.differentiate(xs, ys, loss)
+        else:
+            network.gradient.zero_()
+            value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
+            value.backward()
         with torch.no_grad():
             if correction is not None:
                 gradient.add_(correction(vector) if callable(correction) else correction)
@@ -156,7 +161,11 @@ def descend(
 def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_loss) -> Tensor:
     """The gradient of a batch's loss, or of another objective, at `theta`."""
     network = _at(theta, batch)
-    objective(batch).backward()
+    chain = find_chain(network.module, batch.x) if objective is plain_loss else None
+    if chain is not None:
+        chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
+    else:
+        objective(batch).backward()
     return network.gradient.clone()
 
 
@@ -183,18 +192,18 @@ def _at(theta: Tensor, batch: Batch) -> Network:
     return network
 
 
-def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Module, Tensor]:
     """What is run in each step and on what: the network on the samples or, if only the head is trained, the head on
     the features of a frozen body. A frozen body computes as it does when it predicts."""
     head_only = part == network.head and network.head != slice(0, network.size)
     network.module.train(not head_only)
     if not head_only:
-        return network, x
+        return network.module, x
     head = network.head_module()
     for layer in [head] if head is not None else map(network.module.get_submodule, network.head_names):
         layer.train()
     features = frozen_features(network, x)
-    return (network, x) if features is None or head is None else (head, features)
+    return (network.module, x) if features is None or head is None else (head, features)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ buffers (BatchNorm statistics). Layers follow each other in the order in which t
 last, so that the body, the head and every layer are slices.
 """
 
+from collections.abc import Callable
 from itertools import takewhile
 from typing import cast
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # of a network's outputs and the targets
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 

@@ -39,15 +39,12 @@ class FedACS(Method):
         return {"u": mixes[server.participants.index(client)]}
 
     def _mix(self, server: Server) -> Tensor:
-        """Eq. 4 (Eq. 3 with its step) for all participants: one matrix product, in blocks of clients."""
+        """Eq. 4 (Eq. 3 with its step) for all participants."""
         weights = self.weights(server.state["S"], server.participants)
         weights *= self.server_step
         for row, client in enumerate(server.participants):
             weights[row, client] += 1 - self.server_step
-        mixes = server.initial.new_zeros(len(server.participants), len(server.initial))
-        for clients, vectors in server.kept("w"):
-            mixes.addmm_(weights[:, clients], vectors)
-        return mixes
+        return server.mixed(weights, "w")
 
     def weights(self, S: Tensor, clients: list[int]) -> Tensor:
         """The thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
@@ -71,7 +68,8 @@ class FedACS(Method):
         for client, reply in replies.items():
             server.keep(client, {"w": reply["w"]})
         changed, S = list(replies), server.state["S"].clone()
-        new = normalize(server.parameters_of(replies.stack("w")))
+        new = server.parameters_of(replies.stack("w"))
+        normalize(new, out=new)
         for clients, vectors in server.kept("w"):  # only rows that changed
             vectors = server.parameters_of(vectors)
             S[changed, clients.start : clients.stop] = new @ vectors.T / vectors.norm(dim=1).clamp(min=1e-12)

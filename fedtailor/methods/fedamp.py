@@ -45,23 +45,17 @@ class FedAMP(Method):
         return {"mean": server.state["mean"]}
 
     def send(self, server: Server, client: int) -> Message:
-        mixes = server.once("mixes", lambda: self._mix(server))
+        mixes = server.once("mixes", lambda: server.mixed(self.weights(server.state["D"], server.participants), "w"))
         return {"u": mixes[server.participants.index(client)]}
 
-    def _mix(self, server: Server) -> Tensor:
-        """u_i of all participants: one matrix product, in blocks of clients."""
-        weights = self.weights(server.state["D"])[server.participants]
-        mixes = server.initial.new_zeros(len(server.participants), len(server.initial))
-        for clients, models in server.kept("w"):
-            mixes.addmm_(weights[:, clients], models)
-        return mixes
-
-    def weights(self, D: Tensor) -> Tensor:
-        """ξ, from the squared distances between all models."""
-        others = self.server_step / self.sigma * torch.exp(-D / self.sigma)  # α_k A'
-        others.fill_diagonal_(0.0)
-        others /= others.sum(1, keepdim=True).clamp(min=1.0)
-        return others + (1 - others.sum(1)).clamp(min=0).diag()
+    def weights(self, D: Tensor, clients: list[int]) -> Tensor:
+        """ξ of these clients (rows) for all models, from the squared distances between them."""
+        xi = self.server_step / self.sigma * torch.exp(-D[clients] / self.sigma)  # α_k A'
+        own = range(len(clients)), clients
+        xi[own] = 0.0
+        xi /= xi.sum(1, keepdim=True).clamp(min=1.0)
+        xi[own] = (1 - xi.sum(1)).clamp(min=0)
+        return xi
 
     def train(self, client: Client, message: Message) -> Message:
         u, pull = message["u"], self.lam / self.server_step
@@ -73,11 +67,11 @@ class FedAMP(Method):
         for client, reply in replies.items():
             server.keep(client, {"w": reply["w"]})
         changed, D, total = list(replies), server.state["D"].clone(), torch.zeros_like(server.initial)
-        new = server.parameters_of(replies.stack("w") - server.initial)
+        new = server.parameters_of(replies.stack("w").sub_(server.initial))
         for clients, models in server.kept("w"):  # only rows that changed
-            moved = server.parameters_of(models - server.initial)
-            D[changed, clients.start : clients.stop] = squared_distances(new, moved)
             total += models.sum(0)
+            moved = server.parameters_of(models.sub_(server.initial))
+            D[changed, clients.start : clients.stop] = squared_distances(new, moved)
         D[:, changed] = D[changed].T
         server.state |= {"D": D.fill_diagonal_(0.0), "mean": total / server.clients}
 
@@ -88,11 +82,16 @@ class FedAMP(Method):
         return None
 
     def observe(self, server: Server) -> Message:
-        return {"weights": self.weights(server.state["D"])}
+        return {"weights": self.weights(server.state["D"], [*range(server.clients)])}
 
 
 def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
     """‖a − b‖² of all pairs by one matrix product; exact enough where the vectors are no longer than their distances,
     so they are taken from the first vector on."""
-    squares = rows.square().sum(1, keepdim=True) + columns.square().sum(1)
+    squares = _squared_lengths(rows)[:, None] + _squared_lengths(columns)
     return squares.sub_(rows @ columns.T, alpha=2).clamp_(min=0)
+
+
+def _squared_lengths(rows: Tensor) -> Tensor:
+    """Row by row: the squares of all of them would be fresh memory, which costs more than computing them."""
+    return torch.stack([row.square().sum() for row in rows])

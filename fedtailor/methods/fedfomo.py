@@ -50,27 +50,30 @@ class FedFomo(Method):
 
     def send(self, server: Server, client: int) -> Message:
         chosen = server.once("chosen", lambda: self._choose(server))
-        needed = chosen[chosen >= 0].unique()
-        vectors = server.once("vectors", lambda: rows(server, needed))
-        mine = chosen[server.participants.index(client)]
-        mine = mine[mine >= 0]
-        return {"clients": mine, "models": vectors[torch.searchsorted(needed, mine)]}
+        models = server.once("models", lambda: self._models(server, chosen))
+        mine, none = chosen[client], server.initial.new_empty(0, len(server.initial))
+        clients = torch.tensor(mine, dtype=torch.int64, device=none.device)
+        return {"clients": clients, "models": torch.cat([none, *(models[other][None] for other in mine)])}
 
-    def _choose(self, server: Server) -> Tensor:
-        """Which models go to each participant (a row), ε-greedily by P; −1 where there are no more."""
+    def _models(self, server: Server, chosen: dict[int, list[int]]) -> dict[int, Tensor]:
+        """The models that go to anybody: one that is on disk is read once."""
+        needed = sorted(set().union(*chosen.values()))
+        return dict(zip(needed, server.kept_of(needed, "theta"), strict=True))
+
+    def _choose(self, server: Server) -> dict[int, list[int]]:
+        """Whose models go to each participant, ε-greedily by P."""
         epsilon = self.exploration - self.exploration_decay * (server.round - 1)
-        P, uploaded = server.state["P"].tolist(), server.state["uploaded"].tolist()
-        chosen = torch.full((len(server.participants), self.models), -1, device="cpu")
-        for row, client in enumerate(server.participants):
-            shuffled = torch.randperm(
-                server.clients, generator=server.random, device="cpu"
-            ).tolist()  # so that ties are
-            others = sorted((j for j in shuffled if uploaded[j] and j != client), key=lambda j: -P[client][j])
-            for place in range(min(self.models, len(others))):
+        P, uploaded = server.state["P"].cpu(), server.state["uploaded"].cpu()
+        chosen: dict[int, list[int]] = {client: [] for client in server.participants}
+        for client in server.participants:
+            known = torch.randperm(server.clients, generator=server.random, device="cpu")  # so that ties are shuffled
+            known = known[uploaded[known] & (known != client)]
+            others = known[P[client, known].argsort(descending=True, stable=True)].tolist()
+            for _ in range(min(self.models, len(others))):
                 explore = float(torch.rand((), generator=server.random, device="cpu")) < epsilon
                 pick = int(torch.randint(len(others), (), generator=server.random, device="cpu")) if explore else 0
-                chosen[row, place] = others.pop(pick)
-        return chosen.to(server.initial.device)
+                chosen[client].append(others.pop(pick))
+        return chosen
 
     def train(self, client: Client, message: Message) -> Message:
         theta = client.state.get("start", client.initial)
@@ -108,12 +111,3 @@ class FedFomo(Method):
 
     def observe(self, server: Server) -> Message:
         return {"P": server.state["P"]}
-
-
-def rows(server: Server, clients: Tensor) -> Tensor:
-    """The last models of these clients (in rising order), as the rows of a matrix."""
-    found = [server.initial.new_empty(0, len(server.initial))]
-    for block, vectors in server.kept("theta"):
-        here = clients[(clients >= block.start) & (clients < block.stop)]
-        found.append(vectors[here - block.start])
-    return torch.cat(found)

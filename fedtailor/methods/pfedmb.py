@@ -70,7 +70,7 @@ class PFedMB(Method):
         branches = W.clone()
         for share, square, layer in zip(alpha, squares, slices, strict=True):
             ratio = (share / square)[:, None]
-            branches[:, layer] = (branches[:, layer] - ratio * theta[layer]) + ratio * trained[layer]
+            branches[:, layer].sub_(ratio * theta[layer]).add_(ratio * trained[layer])
         for place in client.network.statistics:  # the same for all branches: statistics are no weights
             branches[:, place] = trained[place]
         return {"W": branches, "alpha": alpha}

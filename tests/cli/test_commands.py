@@ -1,5 +1,6 @@
 """What the commands do when all is well."""
 
+import importlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedtailor
-from fedtailor.cli import display
+from fedtailor.cli import COMMANDS, display
 from fedtailor.experiment import Evaluation, Experiment
 from fedtailor.federation.rounds import Federation
 from fedtailor.methods.ditto import Ditto
@@ -544,20 +545,37 @@ class TestHelp:
         examples = re.findall(r"^ fedtailor run (\S.*?) *$", text, re.MULTILINE)
         assert len(examples) >= 3
 
-    def test_help_does_not_wait_for_torch(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("calls", "without"),
+        [
+            ([["--help"]], ["torch", "sklearn", "numpy", "pydantic", "fedtailor.cli.running"]),
+            ([["run", "--help"], ["data", "--help"], ["--version"]], ["torch", "sklearn", "numpy"]),
+        ],
+    )
+    def test_help_waits_for_nothing_that_it_does_not_need(
+        self, calls: list[list[str]], without: list[str], tmp_path: Path
+    ) -> None:
         program = (
             "import sys\n"
             "from fedtailor.cli import main\n"
-            "for words in (['--help'], ['run', '--help'], ['data', '--help'], ['--version']):\n"
+            f"for words in {calls}:\n"
             "    sys.argv = ['fedtailor', *words]\n"
             "    try:\n"
             "        main()\n"
             "    except SystemExit as exit:\n"
             "        assert not exit.code, exit.code\n"
-            "heavy = {'torch', 'sklearn', 'numpy'} & set(sys.modules)\n"
-            "assert 'torch' not in heavy and 'sklearn' not in heavy, heavy\n"
+            f"imported = set({without}) & set(sys.modules)\n"
+            "assert not imported, imported\n"
         )
-        assert done(subprocess_answer("-c", program, cwd=tmp_path)).count("Usage: fedtailor") == 3
+        shown = done(subprocess_answer("-c", program, cwd=tmp_path)).count("Usage: fedtailor")
+        assert shown == sum("--help" in words for words in calls)
+
+    def test_help_has_the_first_line_of_every_command(self, call: Call) -> None:
+        text = done(call("--help"))
+        for module, names in COMMANDS.items():
+            for name in names:
+                command = getattr(importlib.import_module(f"fedtailor.cli.{module}"), name)
+                assert re.search(rf"^│ {name} +{re.escape(command.__doc__.splitlines()[0])} +│$", text, re.MULTILINE)
 
 
 class TestPipes:

@@ -1,10 +1,12 @@
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedtailor.data import Dataset, catalogue, data_dir, found, load, partitions_catalogue
 from fedtailor.errors import FedtailorError
@@ -17,6 +19,17 @@ def test_digits_are_scaled_to_one() -> None:
     assert data.x.shape == (1797, 1, 8, 8)
     assert (data.x.min(), data.x.max(), data.x.dtype) == (0, 1, torch.float32)
     assert data.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_digits_are_scikit_learns_without_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = load_digits()
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # whoever imports it now fails
+    data = load("digits")
+    assert torch.equal(data.x, torch.from_numpy(theirs.images).float()[:, None] / 16)
+    assert torch.equal(data.y, torch.from_numpy(theirs.target))
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(FedtailorError, match="install scikit-learn"):
+        load("digits")
 
 
 def test_synthetic_is_the_same_each_time_and_named_by_its_parameters() -> None:

@@ -44,10 +44,14 @@ def test_an_objective_stands_for_the_loss() -> None:
         assert torch.equal(batch.outputs, batch.network.module[-1](batch.features))  # type: ignore[index, operator]
         return 2 * batch.loss
 
+    def once(batch: Batch) -> Tensor:
+        return batch.loss
+
     one = client()
-    assert torch.equal(one.descend(one.initial, objective=twice), one.descend(one.initial, lr=0.2))
+    assert torch.equal(one.descend(one.initial, objective=twice), one.descend(one.initial, objective=once, lr=0.2))
+    torch.testing.assert_close(one.descend(one.initial, objective=once), one.descend(one.initial), rtol=0, atol=1e-14)
     batch = next(iter(one.batches()))
-    assert torch.equal(one.gradient(one.initial, batch, twice), 2 * one.gradient(one.initial, batch))
+    assert torch.equal(one.gradient(one.initial, batch, twice), 2 * one.gradient(one.initial, batch, once))
 
 
 def test_a_batch_can_be_used_at_several_points() -> None:

@@ -68,7 +68,7 @@ def test_a_step_up_to_sigma_over_the_other_clients_gives_the_formula_as_it_is(cl
     """Σ_{j≠i} ξ_ij is largest where all models are equal: then it is (N−1) α_k / σ."""
     models = [some_models(1)[0]] * (clients - 1) + some_models(1, seed=1)
     method = FedAMP(server_step=3.0 / (clients - 1), sigma=3.0)
-    weights = method.weights(served(models, method).state["D"])
+    weights = method.weights(served(models, method).state["D"], [*range(len(models))])
     others = weights - weights.diag().diag()
     plain = 1 / (clients - 1) * torch.exp(-served(models, method).state["D"] / 3.0)
     close(others, plain - plain.diag().diag())
@@ -80,9 +80,16 @@ def test_a_larger_step_still_makes_a_mean_of_models() -> None:
     for step in (1.0, 5.0, 1e3, 1e6):
         method = FedAMP(server_step=step, sigma=10.0)
         for dtype in (torch.float32, torch.float64):
-            weights = method.weights(served([model.to(dtype) for model in some_models(30)], method).state["D"])
+            D = served([model.to(dtype) for model in some_models(30)], method).state["D"]
+            weights = method.weights(D, [*range(30)])
             assert (weights >= 0).all()
             torch.testing.assert_close(weights.sum(1), torch.ones(30, dtype=dtype))
+
+
+def test_the_weights_of_some_clients_are_rows_of_those_of_all() -> None:
+    method = FedAMP(sigma=1.0)
+    D = served(some_models(9), method).state["D"]
+    assert torch.equal(method.weights(D, [1, 4, 8]), method.weights(D, [*range(9)])[[1, 4, 8]])
 
 
 def test_equal_models_stay_equal_whatever_the_step() -> None:

@@ -1,14 +1,15 @@
 """FedFomo against a second, slow implementation, the rule by which models are sent, and its limit case."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.method import Server
+from fedtailor.federation.states import States
+from fedtailor.method import Server, State
 from fedtailor.methods.fedfomo import FedFomo
 from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients, run_quadratic
 from tests.learning.test_steps import client
@@ -118,15 +119,36 @@ P = torch.tensor([[9.0, 0.3, -0.2, 0.5, 0.1, 0.4], *[[0.0] * 6] * 5])
 def test_without_exploration_the_best_are_sent() -> None:
     """Those with the largest affinity, never one's own, and only of clients that have uploaded."""
     method = FedFomo(models=3, exploration=0.0)
-    assert method._choose(server_with(P, [0, 1, 2, 3, 4, 5], [0], 1)).tolist() == [[3, 5, 1]]
-    assert method._choose(server_with(P, [0, 2, 4, 5], [0], 1)).tolist() == [[5, 4, 2]]
-    assert method._choose(server_with(P, [0, 2], [0, 1], 1)).tolist()[0] == [2, -1, -1]
-    assert method._choose(server_with(P, [], [0], 1)).tolist() == [[-1, -1, -1]]
+    assert method._choose(server_with(P, [0, 1, 2, 3, 4, 5], [0], 1)) == {0: [3, 5, 1]}
+    assert method._choose(server_with(P, [0, 2, 4, 5], [0], 1)) == {0: [5, 4, 2]}
+    assert method._choose(server_with(P, [0, 2], [0, 1], 1))[0] == [2]
+    assert method._choose(server_with(P, [], [0], 1)) == {0: []}
+
+
+def test_only_models_that_are_sent_are_read_and_each_once() -> None:
+    class Counting(States):
+        reads: ClassVar[list[str]] = []
+
+        def get(self, key: str) -> State:
+            self.reads.append(key)
+            return super().get(key)
+
+    server = server_with(P, [0, 1, 2, 3, 4], [0, 5], 1)
+    server.store = Counting(None)
+    method = FedFomo(models=2, exploration=0.0)
+    for number in range(6):
+        server.keep(number, {"theta": torch.full((2,), float(number))})
+    sent = [method.send(server, number) for number in (0, 5)]
+    assert sent[0]["clients"].tolist() == [3, 1]
+    for message in sent:
+        assert message["models"].tolist() == [[other, other] for other in message["clients"].tolist()]
+    needed = {other for message in sent for other in message["clients"].tolist()}
+    assert sorted(Counting.reads) == [f"server-{other}" for other in sorted(needed)]
 
 
 def test_equal_affinities_are_told_apart_by_chance() -> None:
     method = FedFomo(models=1, exploration=0.0)
-    picks = [method._choose(server_with(P, list(range(6)), [1], 1, seed)).item() for seed in range(60)]
+    picks = [method._choose(server_with(P, list(range(6)), [1], 1, seed))[1][0] for seed in range(60)]
     assert set(picks) == {0, 2, 3, 4, 5}
 
 
@@ -134,7 +156,7 @@ def test_equal_affinities_are_told_apart_by_chance() -> None:
 def test_exploration_replaces_the_best_and_decays(round: int, epsilon: float) -> None:
     """The best of five is sent with probability 1 − ε + ε/5."""
     method = FedFomo(models=1, exploration=0.5, exploration_decay=0.1)
-    picks = [method._choose(server_with(P, list(range(6)), [0], round, seed)).item() for seed in range(400)]
+    picks = [method._choose(server_with(P, list(range(6)), [0], round, seed))[0][0] for seed in range(400)]
     share, expected = picks.count(3) / 400, 1 - epsilon * 4 / 5
     assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / 400) ** 0.5 + 1e-12)
 

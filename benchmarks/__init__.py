@@ -1,0 +1,1 @@
+"""What fedtailor costs, measured side by side with plain PyTorch: `make bench`."""

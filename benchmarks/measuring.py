@@ -1,0 +1,87 @@
+"""How the benchmarks measure: by the clock and by the processor, the best of several, and a verdict per goal.
+
+A shared machine disturbs the clock, so what is compared is measured in turn, in one run, and ratios count.
+"""
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long something took, by the clock and by the processors."""
+
+    wall: float = float("inf")
+    cpu: float = float("inf")
+
+    def best(self, other: "Seconds") -> "Seconds":
+        return Seconds(min(self.wall, other.wall), min(self.cpu, other.cpu))
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __truediv__(self, number: float) -> "Seconds":
+        return Seconds(self.wall / number, self.cpu / number)
+
+
+def cpu_seconds() -> float:
+    """The processor time of this process and of its worker processes, those that live and those that have ended."""
+    living = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    of_pid = (time.clock_gettime((~pid << 3) | 2) for pid in living)  # Linux: the processor clock of a process
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(of_pid)
+
+
+def timed(work: Callable[[], object]) -> Seconds:
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    work()
+    return Seconds(time.perf_counter() - wall, cpu_seconds() - cpu)
+
+
+def best_of(runs: dict[str, Callable[[], Seconds]], repeat: int) -> dict[str, Seconds]:
+    """The best of several repetitions of each, in turn, so that a busy moment of the machine meets all of them."""
+    for run in runs.values():  # the first pass of a network sets things up
+        run()
+    found = {name: Seconds() for name in runs}
+    for _ in range(repeat):
+        for name, run in runs.items():
+            found[name] = found[name].best(run())
+    return found
+
+
+@dataclass
+class Goal:
+    """What was to be reached, and what was. `why` finds out where the time goes; it is asked only if it was missed."""
+
+    what: str
+    measured: float
+    bound: float
+    unit: str = "×"
+    at_least: bool = False  # otherwise at most
+    why: Callable[[], str] | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+
+    def row(self) -> list[str]:
+        sign = "≥" if self.at_least else "≤"
+        verdict = "met" if self.met else "MISSED"
+        return [self.what, f"{sign} {self.bound:g} {self.unit}", f"{self.measured:.2f} {self.unit}", verdict]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned columns: the first to the left, the others to the right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def aligned(line: Sequence[str]) -> str:
+        return "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+
+    return "\n".join(aligned(line).rstrip() for line in lines)

@@ -1,0 +1,327 @@
+"""What a round costs beside its participants' own work: with many clients, and with 100 on the LeNet.
+
+    python -m benchmarks.scale
+
+1. Rounds of 100 participants out of 100, 1,000 and 10,000 clients. Every client has 20 pictures of 28×28 (0.6 GB of
+   numbers for 10,000 clients), and trains the LeNet for an epoch in batches of 10. The method is Ditto, with a model of
+   every client's own: all of them are there from the beginning, as after many rounds. A round includes its share of the
+   checkpoints. Its participants are evaluated; evaluating everybody grows with the clients by nature and has a line of
+   its own. Each federation has fresh processes of its own, and they take turns.
+2. FedAvg with 100 clients on the LeNet, CIFAR-10's shape, 200 samples each, one epoch in batches of 64, all clients
+   evaluated in each round: what is left of a round after the network's passes, which are timed in the round itself:
+   descents (batches, forward, backward, step) and outputs on held-out samples. With workers, by the clock, it is what
+   is left of all workers' time, waiting included.
+"""
+
+import cProfile
+import json
+import pstats
+import re
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from io import StringIO
+from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from operator import add
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.measuring import CORES, Goal, Seconds, table, timed
+from fedtailor.data import Dataset
+from fedtailor.engines import Bench
+from fedtailor.experiment import Experiment, make_experiment
+from fedtailor.federation.record import Record, RunDirectory
+from fedtailor.federation.rounds import Federation
+from fedtailor.federation.setup import Objects, federation, prepare
+from fedtailor.federation.states import MANIFEST, of_client
+from fedtailor.learning.descent import descend
+from fedtailor.learning.metrics import outputs
+
+GROWTH_GOAL, MEMORY_GOAL, OVERHEAD_GOAL = 1.2, 2.0, 5.0  # times, GiB, per cent
+P = ParamSpec("P")
+T = TypeVar("T")
+WHERE = {"memory": "in memory", "disk": "on disk"}
+
+
+def pictures(clients: int, samples: int, shape: tuple[int, int, int]) -> Dataset:
+    """Random pictures, equally many for each client."""
+    generator = torch.Generator().manual_seed(0)
+    count = clients * samples
+    x = torch.randint(256, (count, *shape), generator=generator, dtype=torch.uint8)
+    y = torch.randint(10, (count,), generator=generator)
+    client, names = torch.arange(clients).repeat_interleave(samples), tuple(map(str, range(clients)))
+    return Dataset("pictures", x, y, tuple("0123456789"), client=client, client_names=names)
+
+
+# --- many clients ---
+
+
+@dataclass(frozen=True)
+class Case:
+    """A federation to measure."""
+
+    clients: int
+    participants: int
+    samples: int
+    rounds: int  # from checkpoint to checkpoint
+    states: str
+    evaluated: str = "participants"
+    fresh: bool = True  # a process of its own from the ground up, or a forked one, which is there at once
+
+    @contextmanager
+    def running(self) -> Iterator[Iterator[Record]]:
+        """The rounds of the federation, in a run directory that is removed afterwards."""
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            closing(self._started(Path(directory) / "run")) as run,
+            closing(run.run()) as rounds,
+        ):
+            yield rounds
+
+    def _started(self, out: Path) -> Federation:
+        """The federation in the run directory `out`, as if every client had taken part before."""
+        where: dict[str, Any] = {"engine": "processes", "states": self.states, "checkpoint_every": self.rounds}
+        what = {"method": "ditto", "model": "lenet", "epochs": 1, "batch": 10, "rounds": 10**6}
+        whom = {"participation": self.participants, "evaluation": {"clients": self.evaluated}}
+        experiment = make_experiment({**where, **what, **whom})
+        bench = prepare(experiment, Objects(data=pictures(self.clients, self.samples, (1, 28, 28))))
+        run = federation(experiment, bench, RunDirectory.create(out, experiment, bench.data, bench.fingerprint()))
+        run.start()
+        run.states.put(of_client(0), {"personal": bench.initial}, 0)
+        run.states.checkpoint(0, run.server.state)
+        self._multiply(out / "checkpoint")
+        run.states.restore()
+        return run
+
+    def _multiply(self, checkpoint: Path) -> None:
+        """Give every client the state of the first one: its file under other names."""
+        (first,) = checkpoint.glob(f"{of_client(0)}-*")
+        for client in range(1, self.clients):
+            (checkpoint / first.name.replace(of_client(0), of_client(client))).hardlink_to(first)
+        manifest = {"round": 0, "states": {of_client(client): 0 for client in range(self.clients)}}
+        (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+
+
+def work(case: Case, pipe: Connection) -> None:
+    """The life of a federation in processes of its own: a round whenever it is asked for, and how long it took."""
+    torch.set_num_threads(1)
+    with case.running() as rounds:
+        pipe.send("ready")
+        while pipe.recv():
+            pipe.send(timed(lambda: next(rounds)))
+
+
+@dataclass
+class Measured:
+    """A federation at work, and what was measured of it."""
+
+    case: Case
+    turns: list[Seconds] = field(default_factory=list)  # a round's mean, from checkpoint to checkpoint
+    peak: float = 0.0  # GiB
+
+    def __post_init__(self) -> None:
+        processes = get_context("spawn") if self.case.fresh else get_context("fork")
+        self.pipe, far_end = processes.Pipe()
+        self.process: BaseProcess = processes.Process(target=work, args=(self.case, far_end))
+        start(self.process)
+        far_end.close()
+        self.warm = threading.Event()
+        self.watch = threading.Thread(target=self._watch)
+        self.watch.start()
+
+    def _watch(self) -> None:
+        """Look at the memory until rounds are timed: looking takes longer the more there is."""
+        while not self.warm.wait(0.05):
+            self.peak = max(self.peak, memory(self.process.pid))
+
+    def warm_up(self) -> None:
+        """The first rounds, when everything is in place."""
+        try:
+            self.pipe.recv()
+            for _ in range(self.case.rounds):
+                self.round()
+        finally:
+            self.warm.set()
+            self.watch.join()
+
+    def round(self) -> Seconds:
+        self.pipe.send(True)
+        seconds: Seconds = self.pipe.recv()
+        return seconds
+
+    def end(self) -> None:
+        self.pipe.send(False)
+        self.process.join()
+
+    def row(self) -> list[str]:
+        wall, cpu = [s.wall for s in self.turns], [s.cpu for s in self.turns]
+        times = [f"{1e3 * choose(found):.0f} ms" for found in (wall, cpu) for choose in (min, statistics.median)]
+        case = self.case
+        title = f"{case.clients:,} clients" + ", all evaluated" * (case.evaluated == "all")
+        return [title, WHERE[case.states], *times, f"{self.peak:.2f} GiB"]
+
+
+def start(process: BaseProcess) -> None:
+    with warnings.catch_warnings():  # newer Pythons warn of threads where processes are forked
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+
+
+def memory(pid: int | None) -> float:
+    """GiB of a process and its children. What they share counts once: memory by each one's part of it, and programs
+    and libraries, which unrelated processes share too, by the process that has most of them."""
+    own, files = 0, 0
+    with suppress(OSError):  # one of them has just ended
+        for process in [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]:
+            parts = Path(f"/proc/{process}/smaps_rollup").read_text()
+            own += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", parts, re.MULTILINE)))
+            status = Path(f"/proc/{process}/status").read_text()
+            files = max(files, *map(int, re.findall(r"^RssFile:\s+(\d+)", status, re.MULTILINE)))
+    return (own + files) / 2**20
+
+
+def many_clients(sizes: Sequence[int], case: Case, repeat: int) -> list[Goal]:
+    """Rounds with equally many participants out of more and more clients."""
+    goals, rows, participants = [], [], case.participants
+    for states in ("memory", "disk"):
+        cases = [replace(case, clients=clients, states=states) for clients in sizes]
+        found = [
+            Measured(case) for case in [*cases, replace(cases[-1], evaluated="all")][: len(cases) + (states == "disk")]
+        ]
+        for one in found:
+            one.warm_up()
+        for _ in range(repeat):
+            _take_turns(found)
+        for one in found:
+            one.end()
+            rows.append(one.row())
+        few, many = found[0], found[len(sizes) - 1]
+        times = statistics.median(b.wall / a.wall for a, b in zip(few.turns, many.turns, strict=True))
+        what = f"a round of {participants} of {sizes[-1]:,} clients against {sizes[0]:,}, states {WHERE[states]}"
+        goals.append(Goal(what, times, GROWTH_GOAL, why=partial(profile, many.case)))
+    what = f"peak memory of all processes with {sizes[-1]:,} clients, states on disk"
+    goals.append(Goal(what, max(one.peak for one in found), MEMORY_GOAL, "GiB"))
+    header = [f"a round of {participants} of", "states", "clock", "median", "processors", "median", "peak memory"]
+    print(table(header, rows), flush=True)
+    return goals
+
+
+def _take_turns(federations: Sequence[Measured]) -> None:
+    """Some rounds of each, one of each at a time: a busy moment of the machine meets all of them."""
+    rounds = federations[0].case.rounds
+    found = [[one.round() for one in federations] for _ in range(rounds)]
+    for number, one in enumerate(federations):
+        times = [seconds[number] for seconds in found]
+        one.turns.append(reduce(add, times) / rounds)
+        one.peak = max(one.peak, memory(one.process.pid))
+
+
+def profile(case: Case) -> str:
+    """Where the time of the federation's own process goes. What it waits for (`poll`) are the workers."""
+    with case.running() as rounds:
+        next(rounds)
+        return profiled(lambda: list(islice(rounds, case.rounds)))
+
+
+def profiled(some: Callable[[], object]) -> str:
+    """The functions that take most time themselves."""
+    found, text = cProfile.Profile(), StringIO()
+    found.runcall(some)
+    pstats.Stats(found, stream=text).sort_stats("tottime").print_stats(12)
+    return text.getvalue().strip()
+
+
+# --- everything that is not the network's passes ---
+
+
+@contextmanager
+def passes_watched() -> Iterator[Callable[[], Seconds]]:
+    """Looks at what is spent in descents and in computing outputs, by this process and by workers forked meanwhile."""
+    spent = get_context("fork").Array("d", 2)
+
+    def watched(function: Callable[P, T]) -> Callable[P, T]:
+        def timed_function(*arguments: P.args, **settings: P.kwargs) -> T:
+            wall, cpu = time.perf_counter(), time.process_time()
+            try:
+                return function(*arguments, **settings)
+            finally:
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                with spent.get_lock():
+                    spent[0], spent[1] = spent[0] + wall, spent[1] + cpu
+
+        return timed_function
+
+    with (
+        patch("fedtailor.learning.client.descend", watched(descend)),
+        patch("fedtailor.engines.work.outputs", watched(outputs)),
+    ):
+        yield lambda: Seconds(spent[0], spent[1])
+
+
+def overhead(clients: int, samples: int, repeat: int) -> list[Goal]:
+    """The share of a round that is not the network's passes: by the processor's time in one process, and by the clock
+    with workers, where their waiting counts too."""
+    goals, rows = [], []
+    for workers, by in ((1, "processor"), (max(2, CORES), "clock")):
+        engine, title = ("in-process", "one process") if workers == 1 else ("processes", f"{workers} workers")
+        settings: dict[str, Any] = {"method": "fedavg", "model": "lenet", "epochs": 1, "batch": 64, "rounds": 10**6}
+        experiment = make_experiment({**settings, "engine": engine, "workers": workers})
+        bench = prepare(experiment, Objects(data=pictures(clients, samples, (3, 32, 32))))
+        shares = []
+        with passes_watched() as passes, closing(federation(experiment, bench, None)) as run:
+            run.start()
+            run.round(1)
+            for number in range(2, repeat + 2):
+                before = passes()
+                whole = timed(partial(run.round, number))
+                after = passes()
+                inside = Seconds((after.wall - before.wall) / workers, after.cpu - before.cpu)
+                share = {"clock": 1 - inside.wall / whole.wall, "processor": 1 - inside.cpu / whole.cpu}
+                shares.append(share[by])
+                times = [f"{1e3 * value:.0f} ms" for value in (whole.wall, inside.wall, whole.cpu, inside.cpu)]
+                rows.append([title, *times, *(f"{100 * value:.1f} %" for value in share.values())])
+            what = f"overhead of the framework, {clients} clients on the LeNet, {title}, by the {by}"
+            why = partial(profiled_overhead, experiment, bench)
+            goals.append(Goal(what, 100 * statistics.median(shares), OVERHEAD_GOAL, "%", why=why))
+    header = [
+        f"FedAvg, {clients} clients",
+        "clock",
+        "in passes",
+        "processors",
+        "in passes",
+        "overhead",
+        "by processors",
+    ]
+    print("\n" + table(header, rows), flush=True)
+    return goals
+
+
+def profiled_overhead(experiment: Experiment, bench: Bench) -> str:
+    with closing(federation(experiment, bench, None)) as run:
+        run.start()
+        return profiled(partial(run.round, 1))
+
+
+def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
+    """Print what was measured, and return the goals."""
+    torch.set_num_threads(1)
+    if tiny:
+        return [*many_clients((2, 3), Case(2, 2, 10, 1, "memory", fresh=False), 1), *overhead(2, 10, 1)]
+    return [*many_clients((100, 1_000, 10_000), Case(100, 100, 20, 3, "memory"), repeat), *overhead(100, 200, repeat)]
+
+
+if __name__ == "__main__":
+    for goal in run():
+        print(*goal.row())
