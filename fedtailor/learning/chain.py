@@ -21,7 +21,15 @@ from fedtailor.learning.network import Loss
 Back = Callable[[Tensor, bool], Tensor]
 Link = Callable[[Tensor], tuple[Tensor, Back]]
 
-aten: Any = torch.ops.aten
+aten = torch.ops.aten
+# The operations of the way back, each in its one plain form: finding that out takes longer than some of them.
+convolution_backward: Any = aten.convolution_backward.default
+max_pool2d: Any = aten.max_pool2d_with_indices.default
+max_pool2d_backward: Any = aten.max_pool2d_with_indices_backward.default
+threshold_backward: Any = aten.threshold_backward.default
+nll_loss: Any = aten.nll_loss_forward.default
+nll_loss_backward: Any = aten.nll_loss_backward.default
+log_softmax_backward: Any = aten._log_softmax_backward_data.default
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MEAN, IGNORED = 1, -100  # cross-entropy's defaults: the reduction, and the target that is left out
 
@@ -55,7 +63,7 @@ def convolution(layer: nn.Conv2d) -> Link:
     def forward(x: Tensor) -> tuple[Tensor, Back]:
         def back(d: Tensor, wanted: bool) -> Tensor:
             of_which = (wanted, True, False)
-            dx, dw, _ = aten.convolution_backward(d, x, weight, None, *how, False, (0, 0), layer.groups, of_which)
+            dx, dw, _ = convolution_backward(d, x, weight, None, *how, False, (0, 0), layer.groups, of_which)
             weight_gradient.copy_(dw)
             if bias_gradient is not None:  # a sum of its own is faster than to ask the convolution for it
                 torch.sum(d, (0, 2, 3), out=bias_gradient)
@@ -71,8 +79,8 @@ def max_pool(layer: nn.MaxPool2d) -> Link:
     how = (*map(pair, (layer.kernel_size, layer.stride, layer.padding, layer.dilation)), layer.ceil_mode)
 
     def forward(x: Tensor) -> tuple[Tensor, Back]:
-        y, places = aten.max_pool2d_with_indices(x, *how)
-        return y, lambda d, wanted: aten.max_pool2d_with_indices_backward(d, x, *how, places) if wanted else d
+        y, places = max_pool2d(x, *how)
+        return y, lambda d, wanted: max_pool2d_backward(d, x, *how, places) if wanted else d
 
     return forward
 
@@ -80,7 +88,7 @@ def max_pool(layer: nn.MaxPool2d) -> Link:
 def relu(layer: nn.ReLU) -> Link:
     def forward(x: Tensor) -> tuple[Tensor, Back]:
         y = torch.relu(x)
-        return y, lambda d, wanted: aten.threshold_backward(d, y, 0) if wanted else d
+        return y, lambda d, wanted: threshold_backward(d, y, 0) if wanted else d
 
     return forward
 
@@ -102,20 +110,18 @@ DIMENSIONS = {nn.Linear: 2, nn.Conv2d: 4, nn.MaxPool2d: 4}  # of the input, wher
 
 
 class Chain:
-    """The passes of a network, or of its head, that is a chain of common layers."""
+    """The passes of a network, or of its head, that is a chain of common layers. Autograd is to be off meanwhile."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         self.links = [LINKS[type(layer)](layer) for layer in layers]
         self.first = next(place for place, layer in enumerate(layers) if [*layer.parameters()])  # with a gradient
 
-    @torch.no_grad()
     def begin(self, x: Tensor) -> Tensor:
         """What comes before the first parameter, once for all samples."""
         for link in self.links[: self.first]:
             x, _ = link(x)
         return x
 
-    @torch.no_grad()
     def differentiate(self, x: Tensor, y: Tensor, loss: Loss) -> None:
         """Write the gradient of the loss into that of the network, for samples that `begin` has seen."""
         way_back: list[Back] = []
@@ -176,9 +182,9 @@ def _gradient_of_loss(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """The gradient of the loss by the outputs: that of cross-entropy written out, any other one by autograd."""
     if loss is functional.cross_entropy and outputs.dim() == 2 and y.dim() == 1:
         logarithms = torch.log_softmax(outputs, 1)
-        value, total = aten.nll_loss_forward(logarithms, y, None, MEAN, IGNORED)
-        d = aten.nll_loss_backward(torch.ones_like(value), logarithms, y, None, MEAN, IGNORED, total)
-        return aten._log_softmax_backward_data(d, logarithms, 1, outputs.dtype)  # type: ignore[no-any-return]
+        value, total = nll_loss(logarithms, y, None, MEAN, IGNORED)
+        d = nll_loss_backward(value.fill_(1.0), logarithms, y, None, MEAN, IGNORED, total)
+        return log_softmax_backward(d, logarithms, 1, outputs.dtype)  # type: ignore[no-any-return]
     outputs.requires_grad_()
     with torch.enable_grad():
         return torch.autograd.grad(loss(outputs, y), outputs)[0]

@@ -132,16 +132,17 @@ def descend(
     vector, gradient = network.vector[part], network.gradient[part]
     still = [s for s in network.statistics if s.start < (part.stop or 0) and s.stop > part.start]
     chain = find_chain(function, x) if objective is None else None
-    x = chain.begin(x) if chain is not None else x
-    for chosen in batches(len(x), how, stream, x.device):
-        xs, ys = take(x, chosen), take(y, chosen)
-        if chain is not None:
-            chain.differentiate(xs, ys, loss)
-        else:
-            network.gradient.zero_()
-            value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
-            value.backward()
-        with torch.no_grad():
+    with torch.no_grad():
+        x = chain.begin(x) if chain is not None else x
+        for chosen in batches(len(x), how, stream, x.device):
+            xs, ys = take(x, chosen), take(y, chosen)
+            if chain is not None:
+                chain.differentiate(xs, ys, loss)
+            else:
+                network.gradient.zero_()
+                with torch.enable_grad():
+                    value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
+                value.backward()
             if correction is not None:
                 gradient.add_(correction(vector) if callable(correction) else correction)
             if how.weight_decay:
@@ -163,7 +164,8 @@ def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_los
     network = _at(theta, batch)
     chain = find_chain(network.module, batch.x) if objective is plain_loss else None
     if chain is not None:
-        chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
+        with torch.no_grad():
+            chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
     else:
         objective(batch).backward()
     return network.gradient.clone()

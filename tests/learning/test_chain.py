@@ -28,7 +28,8 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, loss: Loss = functional.c
     chain = find_chain(network.module, x)
     assert chain is not None
     network.gradient.fill_(7.0)  # what was there before does not count
-    chain.differentiate(chain.begin(x), y, loss)
+    with torch.no_grad():
+        chain.differentiate(chain.begin(x), y, loss)
     found = network.gradient.clone()
     network.gradient.zero_()
     loss(network(x), y).backward()
