@@ -14,12 +14,9 @@ time: with one thread that is all the work there is, and the clock counts other 
    parameters; and FedACS with 500 clients, 50 of them taking part, and 878,538 parameters.
 """
 
-import cProfile
-import pstats
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from io import StringIO
 from math import log
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import Goal, Seconds, best_of, table, timed
+from benchmarks.measuring import Goal, Seconds, best_of, profiled, table, timed
 from fedtailor.experiment import make_experiment
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import Objects, federation, prepare
@@ -57,14 +54,6 @@ def started(method: str, model: str, data: Samples, **settings: Any) -> Federati
     run = federation(experiment, prepare(experiment, Objects(data=data)), None)
     run.start()
     return run
-
-
-def profiled(work: Callable[[], object]) -> str:
-    """Where the time goes."""
-    profile, text = cProfile.Profile(), StringIO()
-    profile.runcall(work)
-    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(10)
-    return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
 
 
 def in_ms(seconds: Seconds) -> list[str]:

@@ -144,10 +144,14 @@ class PlainLoop:
 
 
 def samples_of(data: FederatedData) -> tuple[Samples, Samples]:
-    """Every client's samples to train on and those held out, as a plain loop has them."""
-    train = [(x.contiguous(), y) for x, y in map(data.train, range(data.clients))]
+    """Every client's samples to train on and those held out, in memory as a plain loop has them: channels first."""
+
+    def plain(x: Tensor) -> Tensor:
+        return torch.empty(x.shape).copy_(x)
+
+    train = [(plain(x), y) for x, y in map(data.train, range(data.clients))]
     parts = [(data.validation(client), data.test(client)) for client in range(data.clients)]
-    return train, [(torch.cat([v[0], t[0]]).contiguous(), torch.cat([v[1], t[1]])) for v, t in parts]
+    return train, [(plain(torch.cat([v[0], t[0]])), torch.cat([v[1], t[1]])) for v, t in parts]
 
 
 class Elsewhere:

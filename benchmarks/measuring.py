@@ -3,12 +3,15 @@
 A shared machine disturbs the clock, so what is compared is measured in turn, in one run, and ratios count.
 """
 
+import cProfile
 import multiprocessing
 import os
+import pstats
 import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -53,6 +56,14 @@ def best_of(runs: dict[str, Callable[[], Seconds]], repeat: int) -> dict[str, Se
         for name, run in runs.items():
             found[name] = found[name].best(run())
     return found
+
+
+def profiled(work: Callable[[], object]) -> str:
+    """The functions that take most time themselves."""
+    found, text = cProfile.Profile(), StringIO()
+    found.runcall(work)
+    pstats.Stats(found, stream=text).sort_stats("tottime").print_stats(10)
+    return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
 
 
 @dataclass

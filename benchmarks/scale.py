@@ -13,9 +13,7 @@
    is left of all workers' time, waiting included.
 """
 
-import cProfile
 import json
-import pstats
 import re
 import statistics
 import tempfile
@@ -26,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from io import StringIO
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -38,7 +35,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.measuring import CORES, Goal, Seconds, table, timed
+from benchmarks.measuring import CORES, Goal, Seconds, profiled, table, timed
 from fedtailor.data import Dataset
 from fedtailor.engines import Bench
 from fedtailor.experiment import Experiment, make_experiment
@@ -233,14 +230,6 @@ def profile(case: Case) -> str:
     with case.running() as rounds:
         next(rounds)
         return profiled(lambda: list(islice(rounds, case.rounds)))
-
-
-def profiled(some: Callable[[], object]) -> str:
-    """The functions that take most time themselves."""
-    found, text = cProfile.Profile(), StringIO()
-    found.runcall(some)
-    pstats.Stats(found, stream=text).sort_stats("tottime").print_stats(12)
-    return text.getvalue().strip()
 
 
 # --- everything that is not the network's passes ---
