@@ -187,7 +187,7 @@ def _gradient_of_loss(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
         return log_softmax_backward(d, logarithms, 1, outputs.dtype)  # type: ignore[no-any-return]
     outputs.requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(loss(outputs, y), outputs)[0]
+        return torch.autograd.grad(loss(outputs.clone(), y), outputs)[0]  # a copy, which a loss may change in place
 
 
 def _detached(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor | None]:

@@ -92,13 +92,19 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs[:, :3] - functional.one_hot(targets % 3, 3)) ** 2).sum()
 
 
-@pytest.mark.parametrize("case", ["own loss", "one ignored", "probabilities", "mean squares"])
+def in_place(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.mul_(2), targets)
+
+
+@pytest.mark.parametrize("case", ["own loss", "in place", "one ignored", "probabilities", "mean squares"])
 def test_any_loss(case: str) -> None:
     torch.manual_seed(0)
     x, y = samples(6)
     loss: Loss = functional.cross_entropy
     if case == "own loss":
         loss = squares
+    if case == "in place":
+        loss = in_place
     if case == "one ignored":
         y[3] = -100
     if case == "probabilities":
