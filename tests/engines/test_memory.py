@@ -12,8 +12,8 @@ from fedtailor.engines.memory import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        torch.ones(5_000_000)
+    for _ in range(3):
+        _ = [torch.ones(1_000_000) for _ in range(8)]  # together, as a step of a network has them
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 faults()
