@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measuring import CORES, Goal, best_of, table, timed
-from fedtailor.data import Dataset, FederatedData
+from benchmarks.measuring import CORES, Goal, best_of, pictures, table, timed
+from fedtailor.data import FederatedData
 from fedtailor.experiment import make_experiment
 from fedtailor.federation.rounds import Federation
 from fedtailor.federation.setup import Objects, federation, prepare
@@ -63,23 +63,17 @@ WORK = [
 # --- by fedtailor ---
 
 
-def pictures(shape: tuple[int, int, int], samples: int) -> Dataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (samples, *shape), generator=generator, dtype=torch.uint8)
-    return Dataset("pictures", x, torch.arange(samples) % CLASSES, tuple("0123456789"))
-
-
 def by_fedtailor(work: Work, workers: int) -> Federation:
     settings: dict[str, Any] = {"clients": CLIENTS, "partition": "dirichlet:0.1", "min_samples": 1, "rounds": 1_000_000}
     training = {"model": work.model, "epochs": 1, "batch": work.batch, "lr": LR}
     where = {"engine": "processes" if workers > 1 else "in-process", "workers": workers}
     experiment = make_experiment({"method": "fedavg", **settings, **training, **where})
-    run = federation(experiment, prepare(experiment, Objects(data=pictures(work.shape, work.samples))), None)
+    run = federation(experiment, prepare(experiment, Objects(data=pictures(work.samples, work.shape))), None)
     run.start()
     return run
 
 
-def profiled(work: Work) -> str:
+def longest_operations(work: Work) -> str:
     """What a round in one process does, by the operations that take longest."""
     with closing(by_fedtailor(work, 1)) as run:
         run.round(1)
@@ -245,9 +239,7 @@ def measure(work: Work, one_thread: Elsewhere, threads: Elsewhere, rate: float, 
     header = [work.name, "clock", "processor", "samples/s", "by the clock", "by the processor", "of the limit"]
     print("\n" + table(header, rows), flush=True)
 
-    def why() -> str:
-        return profiled(work)
-
+    why = partial(longest_operations, work)
     goals = [Goal(f"{work.name}: the plain loop", floor.wall / best.wall, work.goal, at_least=True, why=why)]
     if work.near_limit:
         share = 100 * needed / best.wall

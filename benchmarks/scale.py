@@ -5,8 +5,9 @@
 1. Rounds of 100 participants out of 100, 1,000 and 10,000 clients. Every client has 20 pictures of 28×28 (0.6 GB of
    numbers for 10,000 clients), and trains the LeNet for an epoch in batches of 10. The method is Ditto, with a model of
    every client's own: all of them are there from the beginning, as after many rounds. A round includes its share of the
-   checkpoints. Its participants are evaluated; evaluating everybody grows with the clients by nature and has a line of
-   its own. Each federation has fresh processes of its own, and they take turns.
+   checkpoints, which come as often as they do by default. Its participants are evaluated; evaluating everybody grows
+   with the clients by nature and has a line of its own. Each federation has fresh processes of its own, and they take
+   turns.
 2. FedAvg with 100 clients on the LeNet, CIFAR-10's shape, 200 samples each, one epoch in batches of 64, all clients
    evaluated in each round: what is left of a round after the network's passes, which are timed in the round itself:
    descents (batches, forward, backward, step) and outputs on held-out samples. With workers, by the clock, it is what
@@ -35,7 +36,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.measuring import CORES, Goal, Seconds, profiled, table, timed
+from benchmarks.measuring import CORES, Goal, Seconds, pictures, profiled, table, timed
 from fedtailor.data import Dataset
 from fedtailor.engines import Bench
 from fedtailor.experiment import Experiment, make_experiment
@@ -47,19 +48,16 @@ from fedtailor.learning.descent import descend
 from fedtailor.learning.metrics import outputs
 
 GROWTH_GOAL, MEMORY_GOAL, OVERHEAD_GOAL = 1.2, 2.0, 5.0  # times, GiB, per cent
+EVERY = Experiment.model_fields["checkpoint_every"].default  # rounds from checkpoint to checkpoint
 P = ParamSpec("P")
 T = TypeVar("T")
 WHERE = {"memory": "in memory", "disk": "on disk"}
 
 
-def pictures(clients: int, samples: int, shape: tuple[int, int, int]) -> Dataset:
+def dealt(clients: int, samples: int, shape: tuple[int, int, int]) -> Dataset:
     """Random pictures, equally many for each client."""
-    generator = torch.Generator().manual_seed(0)
-    count = clients * samples
-    x = torch.randint(256, (count, *shape), generator=generator, dtype=torch.uint8)
-    y = torch.randint(10, (count,), generator=generator)
     client, names = torch.arange(clients).repeat_interleave(samples), tuple(map(str, range(clients)))
-    return Dataset("pictures", x, y, tuple("0123456789"), client=client, client_names=names)
+    return replace(pictures(clients * samples, shape), client=client, client_names=names)
 
 
 # --- many clients ---
@@ -93,7 +91,7 @@ class Case:
         what = {"method": "ditto", "model": "lenet", "epochs": 1, "batch": 10, "rounds": 10**6}
         whom = {"participation": self.participants, "evaluation": {"clients": self.evaluated}}
         experiment = make_experiment({**where, **what, **whom})
-        bench = prepare(experiment, Objects(data=pictures(self.clients, self.samples, (1, 28, 28))))
+        bench = prepare(experiment, Objects(data=dealt(self.clients, self.samples, (1, 28, 28))))
         run = federation(experiment, bench, RunDirectory.create(out, experiment, bench.data, bench.fingerprint()))
         run.start()
         run.states.put(of_client(0), {"personal": bench.initial}, 0)
@@ -199,7 +197,7 @@ def many_clients(sizes: Sequence[int], case: Case, repeat: int) -> list[Goal]:
         ]
         for one in found:
             one.warm_up()
-        for _ in range(repeat):
+        for _ in range(max(1, repeat - 1)):  # a turn has many rounds
             _take_turns(found)
         for one in found:
             one.end()
@@ -267,7 +265,7 @@ def overhead(clients: int, samples: int, repeat: int) -> list[Goal]:
         engine, title = ("in-process", "one process") if workers == 1 else ("processes", f"{workers} workers")
         settings: dict[str, Any] = {"method": "fedavg", "model": "lenet", "epochs": 1, "batch": 64, "rounds": 10**6}
         experiment = make_experiment({**settings, "engine": engine, "workers": workers})
-        bench = prepare(experiment, Objects(data=pictures(clients, samples, (3, 32, 32))))
+        bench = prepare(experiment, Objects(data=dealt(clients, samples, (3, 32, 32))))
         shares = []
         with passes_watched() as passes, closing(federation(experiment, bench, None)) as run:
             run.start()
@@ -308,7 +306,10 @@ def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
     torch.set_num_threads(1)
     if tiny:
         return [*many_clients((2, 3), Case(2, 2, 10, 1, "memory", fresh=False), 1), *overhead(2, 10, 1)]
-    return [*many_clients((100, 1_000, 10_000), Case(100, 100, 20, 3, "memory"), repeat), *overhead(100, 200, repeat)]
+    return [
+        *many_clients((100, 1_000, 10_000), Case(100, 100, 20, EVERY, "memory"), repeat),
+        *overhead(100, 200, repeat),
+    ]
 
 
 if __name__ == "__main__":

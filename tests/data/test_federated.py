@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset, FederatedData, federate, load
+from fedtailor.data.federated import as_inputs
 from fedtailor.errors import FedtailorError
 
 from .files import toy
@@ -168,6 +169,12 @@ def test_pixels_become_numbers_with_channels_last_in_memory(dtype: torch.dtype) 
     assert (float(unit.x.min()), float(unit.x.max())) == (0, 1)
     torch.testing.assert_close(signed.x, unit.x * 2 - 1)
     assert (float(signed.x.min()), float(signed.x.max())) == (-1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_strides_say_channels_last_of_one_channel_too(dtype: torch.dtype) -> None:
+    """Both orders are the same then, but convolutions choose their way by the strides."""
+    assert as_inputs(torch.ones(2, 1, 4, 5, dtype=dtype), "unit", torch.float32).stride() == (20, 1, 5, 1)
 
 
 def test_features_are_only_cast() -> None:

@@ -1,5 +1,6 @@
 """The evaluation protocol: every option against numbers computed by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.engines import Bench
-from fedtailor.federation.evaluation import chosen_round, summary
+from fedtailor.federation.evaluation import Evaluator, chosen_round, summary
 from fedtailor.learning.metrics import measure, outputs
 from tests.helpers import digits
 
@@ -227,3 +228,33 @@ def test_the_training_loss_is_the_objective() -> None:
     assert result.rounds[-1]["train_loss"] == pytest.approx(total / int(run.data.samples.sum()), rel=1e-12)
     assert 0 <= result.rounds[-1]["train_accuracy"] <= 1
     assert "train_loss" not in ft.run("fedper", data=data, model="mlp:16", rounds=1, engine="in-process").rounds[-1]
+
+
+# --- tasks of a model that all clients share: whole clients, whatever the number of workers ---
+
+
+def groups(samples: list[int], fine_tune: int = 0) -> list[tuple[int, ...]]:
+    evaluator: Any = SimpleNamespace(protocol=SimpleNamespace(fine_tune=fine_tune), held_out_samples=samples)
+    return list(Evaluator._groups(evaluator, list(range(len(samples)))))
+
+
+@pytest.mark.parametrize(
+    ("samples", "most"),
+    [
+        ([30] * 20, 64),  # few samples: small tasks, but not tiny ones
+        ([100] * 160, 1000),  # a sixteenth of them
+        ([100] * 1000, 1024),  # many: no task is too large
+        ([0, 5, 3000, 0, 7], 187),  # a client is never divided
+    ],
+)
+def test_tasks_are_of_like_size(samples: list[int], most: int) -> None:
+    found = groups(samples)
+    assert [client for group in found for client in group] == list(range(len(samples)))
+    sizes = [sum(samples[client] for client in group) for group in found]
+    assert all(size <= most or len(group) == 1 for size, group in zip(sizes, found, strict=True))
+    following = zip(sizes, found[1:], strict=False)
+    assert all(size + samples[group[0]] > most for size, group in following)  # none is smaller than it need be
+
+
+def test_clients_that_fine_tune_come_one_by_one() -> None:
+    assert groups([1, 2, 3], fine_tune=1) == [(0,), (1,), (2,)]
