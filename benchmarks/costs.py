@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Goal, Seconds, best_of, profiled, table, timed
 from fedtailor.experiment import make_experiment
-from fedtailor.federation.rounds import Federation
-from fedtailor.federation.setup import Objects, federation, prepare
-from fedtailor.federation.states import States
 from fedtailor.method import Message, Replies, Server
 from fedtailor.methods import all_methods, find_method
+from fedtailor.server.loop import Federation
+from fedtailor.simulation import Objects, federation, prepare
+from fedtailor.store import States
 
 SHAPE, CLASSES, CNN = (3, 32, 32), 10, 878_538  # the shape of CIFAR-10, and the FedAvg CNN's parameters there
 KEPT = {"fedacs": "w", "fedamp": "w", "fedfomo": "theta"}  # what these servers keep of every client
@@ -38,7 +38,7 @@ KEPT = {"fedacs": "w", "fedamp": "w", "fedfomo": "theta"}  # what these servers 
 Samples = list[tuple[Tensor, Tensor]]
 
 
-def pictures(clients: int, samples: int) -> Samples:
+def images(clients: int, samples: int) -> Samples:
     generator = torch.Generator().manual_seed(0)
     return [
         (torch.rand(samples, *SHAPE, generator=generator), torch.randint(CLASSES, (samples,), generator=generator))
@@ -91,7 +91,7 @@ def samples_seen(run: Federation) -> tuple[int, int, int]:
 
 
 def rounds(clients: int, samples: int, model: str, repeat: int) -> None:
-    data = pictures(clients, samples)
+    data = images(clients, samples)
     runs = {name: started(name, model, data, batch=50, validation=0.1) for name in all_methods()}
     for run in runs.values():
         next_round(run)  # the first one differs
@@ -130,7 +130,7 @@ def visits(run: Federation) -> Callable[[], Message]:
 
 def inner_steps(samples: int, model: str, counts: tuple[int, ...], longest: int, repeat: int) -> list[Goal]:
     """PFLEGO over τ, and FedPer with as many steps, up to the `longest`: it takes its time."""
-    data = pictures(1, samples)
+    data = images(1, samples)
     work = {f"PFLEGO {n}": visits(started("pflego", model, data, parameters={"inner_steps": n})) for n in counts}
     as_many = [n for n in counts if n <= longest]
     work |= {f"FedPer {n}": visits(started("fedper", model, data, batch="full", steps=n)) for n in as_many}
@@ -155,7 +155,7 @@ def inner_steps(samples: int, model: str, counts: tuple[int, ...], longest: int,
 
 def branches(samples: int, model: str, counts: tuple[int, ...], most: int, repeat: int) -> list[Goal]:
     """pFedMB over branches."""
-    data = pictures(1, samples)
+    data = images(1, samples)
     runs = {n: started("pfedmb", model, data, batch=64, parameters={"branches": n}) for n in counts}
     steps = {n: run.bench.client(0, 1, {}).steps * (2 if n > 1 else 1) for n, run in runs.items()}  # on α and W, or W
     work = {str(n): visits(run) for n, run in runs.items()}

@@ -23,11 +23,11 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measuring import CORES, Goal, best_of, pictures, table, timed
+from benchmarks.measuring import CORES, Goal, best_of, images, table, timed
 from fedtailor.data import FederatedData
 from fedtailor.experiment import make_experiment
-from fedtailor.federation.rounds import Federation
-from fedtailor.federation.setup import Objects, federation, prepare
+from fedtailor.server.loop import Federation
+from fedtailor.simulation import Objects, federation, prepare
 
 Samples = list[tuple[Tensor, Tensor]]  # of each client
 
@@ -68,7 +68,7 @@ def by_fedtailor(work: Work, workers: int) -> Federation:
     training = {"model": work.model, "epochs": 1, "batch": work.batch, "lr": LR}
     where = {"engine": "processes" if workers > 1 else "in-process", "workers": workers}
     experiment = make_experiment({"method": "fedavg", **settings, **training, **where})
-    run = federation(experiment, prepare(experiment, Objects(data=pictures(work.samples, work.shape))), None)
+    run = federation(experiment, prepare(experiment, Objects(data=images(work.samples, work.shape))), None)
     run.start()
     return run
 

@@ -20,11 +20,11 @@ from fedtailor.data import Dataset
 CORES = len(os.sched_getaffinity(0))
 
 
-def pictures(samples: int, shape: tuple[int, int, int]) -> Dataset:
-    """Random pictures of ten classes."""
+def images(samples: int, shape: tuple[int, int, int]) -> Dataset:
+    """Random images of ten classes."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (samples, *shape), generator=generator, dtype=torch.uint8)
-    return Dataset("pictures", x, torch.arange(samples) % 10, tuple("0123456789"))
+    return Dataset("images", x, torch.arange(samples) % 10, tuple("0123456789"))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale
 
-1. Rounds of 100 participants out of 100, 1,000 and 10,000 clients. Every client has 20 pictures of 28×28 (0.6 GB of
+1. Rounds of 100 participants out of 100, 1,000 and 10,000 clients. Every client has 20 images of 28×28 (0.6 GB of
    numbers for 10,000 clients), and trains the LeNet for an epoch in batches of 10. The method is Ditto, with a model of
    every client's own: all of them are there from the beginning, as after many rounds. A round includes its share of the
    checkpoints, which come as often as they do by default. Its participants are evaluated; evaluating everybody grows
@@ -36,16 +36,16 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.measuring import CORES, Goal, Seconds, pictures, profiled, table, timed
+from benchmarks.measuring import CORES, Goal, Seconds, images, profiled, table, timed
 from fedtailor.data import Dataset
-from fedtailor.engines import Bench
 from fedtailor.experiment import Experiment, make_experiment
-from fedtailor.federation.record import Record, RunDirectory
-from fedtailor.federation.rounds import Federation
-from fedtailor.federation.setup import Objects, federation, prepare
-from fedtailor.federation.states import MANIFEST, of_client
-from fedtailor.learning.descent import descend
-from fedtailor.learning.metrics import outputs
+from fedtailor.local.descent import descend
+from fedtailor.local.metrics import outputs
+from fedtailor.server.loop import Federation
+from fedtailor.server.record import Record, RunDirectory
+from fedtailor.simulation import Objects, federation, prepare
+from fedtailor.store import MANIFEST, of_client
+from fedtailor.transport import Bench
 
 GROWTH_GOAL, MEMORY_GOAL, OVERHEAD_GOAL = 1.2, 2.0, 5.0  # times, GiB, per cent
 EVERY = Experiment.model_fields["checkpoint_every"].default  # rounds from checkpoint to checkpoint
@@ -55,9 +55,9 @@ WHERE = {"memory": "in memory", "disk": "on disk"}
 
 
 def dealt(clients: int, samples: int, shape: tuple[int, int, int]) -> Dataset:
-    """Random pictures, equally many for each client."""
+    """Random images, equally many for each client."""
     client, names = torch.arange(clients).repeat_interleave(samples), tuple(map(str, range(clients)))
-    return replace(pictures(clients * samples, shape), client=client, client_names=names)
+    return replace(images(clients * samples, shape), client=client, client_names=names)
 
 
 # --- many clients ---
@@ -251,8 +251,8 @@ def passes_watched() -> Iterator[Callable[[], Seconds]]:
         return timed_function
 
     with (
-        patch("fedtailor.learning.client.descend", watched(descend)),
-        patch("fedtailor.engines.work.outputs", watched(outputs)),
+        patch("fedtailor.local.client.descend", watched(descend)),
+        patch("fedtailor.site.work.outputs", watched(outputs)),
     ):
         yield lambda: Seconds(spent[0], spent[1])
 

@@ -20,9 +20,9 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.engines import Bench, Result, Task
 from fedtailor.method import Method
 from fedtailor.methods import all_methods
+from fedtailor.transport import Bench, Result, Task
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "methods.md"

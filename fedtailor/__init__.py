@@ -28,30 +28,30 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fedtailor.adapting import adapt
     from fedtailor.api import RunResult, load, resume, run
     from fedtailor.data import Dataset
+    from fedtailor.deploy.adapting import adapt
+    from fedtailor.deploy.exporting import export
+    from fedtailor.deploy.model_file import load_model
+    from fedtailor.deploy.predicting import predict
     from fedtailor.errors import FedtailorError
     from fedtailor.experiment import Evaluation, Experiment
-    from fedtailor.exporting import export
-    from fedtailor.federation.rounds import ClientFailure
-    from fedtailor.learning.network import Network
+    from fedtailor.local.network import Network
     from fedtailor.method import Client, Message, Method, Replies, Server
-    from fedtailor.model_file import load_model
-    from fedtailor.predicting import predict
+    from fedtailor.server.loop import ClientFailure
 
 _HOMES = {
-    "adapting": ("adapt",),
+    "deploy.adapting": ("adapt",),
     "api": ("RunResult", "load", "resume", "run"),
     "data": ("Dataset",),
     "errors": ("FedtailorError",),
     "experiment": ("Evaluation", "Experiment"),
-    "exporting": ("export",),
-    "federation.rounds": ("ClientFailure",),
-    "learning.network": ("Network",),
+    "deploy.exporting": ("export",),
+    "server.loop": ("ClientFailure",),
+    "local.network": ("Network",),
     "method": ("Client", "Message", "Method", "Replies", "Server"),
-    "model_file": ("load_model",),
-    "predicting": ("predict",),
+    "deploy.model_file": ("load_model",),
+    "deploy.predicting": ("predict",),
 }
 
 

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset
-from fedtailor.engines import Bench
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment, make_experiment, write_toml
-from fedtailor.federation.evaluation import chosen_round
-from fedtailor.federation.observations import Observations
-from fedtailor.federation.record import Record, RunDirectory, describe, plain
-from fedtailor.federation.rounds import Federation
-from fedtailor.federation.setup import Objects, federation, look_into, prepare, reopen
-from fedtailor.federation.states import write_atomically
-from fedtailor.federation.tensorboard import scalars
 from fedtailor.imports import object_name
-from fedtailor.learning.network import Loss
+from fedtailor.local.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.models import ModelLike
+from fedtailor.server.evaluation import chosen_round
+from fedtailor.server.loop import Federation
+from fedtailor.server.observations import Observations
+from fedtailor.server.record import Record, RunDirectory, describe, plain
+from fedtailor.server.tensorboard import scalars
+from fedtailor.simulation import Objects, federation, look_into, prepare, reopen
+from fedtailor.store import write_atomically
+from fedtailor.transport import Bench
 
 OnRound = Callable[[Record], None]
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtailor.errors import FedtailorError, unknown, wanted
-from fedtailor.federation.participation import Participation
+from fedtailor.participation import Participation
 
 # What decides about the clients and their samples (beside the seed).
 DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
-    "new_clients", "pixels", "labels", "label_column", "client_column", "picture_size",
+    "new_clients", "pixels", "labels", "label_column", "client_column", "image_size",
 )  # fmt: skip
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
@@ -78,7 +78,7 @@ class Experiment(_Strict):
     data_dir: str | None = Field(None, description="where data sets lie [FEDTAILOR_DATA, else ./data]")
     label_column: str | None = Field(None, description="the label column of a CSV file")
     client_column: str | None = Field(None, description="the client column of a CSV file")
-    picture_size: int | None = Field(None, ge=1, description="resize the pictures of a folder to this square")
+    image_size: int | None = Field(None, ge=1, description="resize the images of a folder to this square")
     pixels: Literal["unit", "signed"] = Field("unit", description="pixels in [0, 1] or in [-1, 1]")
     labels: Literal["shared", "own"] = Field(
         "shared", description="one set of classes for all, or each client's own, numbered from 0"

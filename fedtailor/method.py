@@ -14,8 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedtailor.learning.client import Client, Message, State
-from fedtailor.learning.descent import Batch
+from fedtailor.local.client import Client, Message, State
+from fedtailor.local.descent import Batch
 
 Computed = TypeVar("Computed")
 

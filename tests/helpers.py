@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
-from fedtailor.federation.rounds import Federation
-from fedtailor.federation.setup import Objects, federation, prepare
+from fedtailor.server.loop import Federation
+from fedtailor.simulation import Objects, federation, prepare
 
 
 class Quadratic(nn.Module):

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from fedtailor import method
-from fedtailor.federation.states import States
 from fedtailor.method import Replies, Server
+from fedtailor.store import States
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedtailor.cli.running import INTERRUPTED
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
-    from fedtailor.advice import Advice
+    from fedtailor.studies.advice import Advice
 
 SECONDS = 90.0
 ROUNDS = 100  # of the run that is recommended, unless said
@@ -41,8 +41,8 @@ def advise(
 
     fedtailor advise --data my-data.npz --partition natural --budget 300
     """
-    from fedtailor.advice import SHORTLIST
-    from fedtailor.advice import advise as ask
+    from fedtailor.studies.advice import SHORTLIST
+    from fedtailor.studies.advice import advise as ask
 
     experiment = make_experiment({"validation": HELD_OUT, **settings})
     with progress_bars() as bars:
@@ -80,7 +80,7 @@ def _print(advice: "Advice", settings: dict[str, Any]) -> None:
 
 def sentences(advice: "Advice") -> list[str]:
     """What was found and what it means, in plain words."""
-    from fedtailor.advice import ALONE, GLOBAL, TUNED
+    from fedtailor.studies.advice import ALONE, GLOBAL, TUNED
 
     skew = advice.skew
     labels = "more than" if skew.label > 1.5 * skew.label_by_chance else "about as much as"

@@ -56,7 +56,7 @@ def methods(json: Json = False) -> None:
 
 def models(json: Json = False) -> None:
     """List the networks."""
-    from fedtailor.learning.network import Network
+    from fedtailor.local.network import Network
     from fedtailor.models import CATALOGUE, build_model
 
     shapes = {"28×28": (1, 28, 28), "32×32 colour": (3, 32, 32)}
@@ -102,8 +102,8 @@ def data(
             raise FedtailorError("These options say how a data set is dealt: name one, as in `fedtailor data digits`.")
         _list_data(directory, json)
         return
-    from fedtailor.federation.record import describe
-    from fedtailor.federation.setup import deal_data
+    from fedtailor.server.record import describe
+    from fedtailor.simulation import deal_data
 
     dealt = deal_data(make_experiment({**settings, "data": data, "seed": seed}))
     if json:
@@ -142,28 +142,28 @@ def _list_data(directory: str | None, json: bool) -> None:
     out.print(definition_table(title, ("name", "what it is", "there"), cells))
     out.print(definition_table("Partitions", ("--partition", "who gets what"), list(partitions_catalogue().items())))
     out.print(
-        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/picture.",
+        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/image.",
         highlight=False,
     )
 
 
 def _show_partition(dealt: "FederatedData") -> None:
-    """The class table with its picture: a row a client, darker where more of its samples are."""
+    """The class table with its shading: a row a client, darker where more of its samples are."""
     splits = ("train", "validation", "test")
     counts, sizes = dealt.counts(), [dealt.counts(split).sum(1).tolist() for split in splits]
     pieces = min(counts.shape[1], MOST_SHADES)
-    counted = 28 + pieces + 4 * len(dealt.classes) <= out.width  # otherwise the picture alone
+    counted = 28 + pieces + 4 * len(dealt.classes) <= out.width  # otherwise the shading alone
     table = plain_table(f"{dealt.name}: {len(dealt.y):,} samples, {dealt.clients} clients")
     table.add_column("client", style="bold", no_wrap=True, max_width=28)
     table.add_column("samples", justify="right", no_wrap=True)
-    table.add_column("picture", no_wrap=True, min_width=pieces)
+    table.add_column("shading", no_wrap=True, min_width=pieces)
     for name in (dealt.classes or ("samples",)) if counted else ():
         table.add_column(escape(name), justify="right", max_width=8, no_wrap=True)
     for client, row in enumerate(counts.tolist()):
         shades = [sum(row[len(row) * k // pieces : len(row) * (k + 1) // pieces]) for k in range(pieces)]
-        picture = "".join(SHADES[-(-(len(SHADES) - 1) * count // max(shades))] for count in shades)
+        shading = "".join(SHADES[-(-(len(SHADES) - 1) * count // max(shades))] for count in shades)
         name = escape(dealt.names[client]) + (" (new)" if client in dealt.new else "")
         numbers = [str(count or "·") for count in row] if counted else []
-        table.add_row(name, "+".join(str(size[client]) for size in sizes), picture, *numbers)
+        table.add_row(name, "+".join(str(size[client]) for size in sizes), shading, *numbers)
     out.print(table)
-    out.print("Samples to train, to validate and to test. The picture has a shade a class.", highlight=False)
+    out.print("Samples to train, to validate and to test. The shading has a shade a class.", highlight=False)

@@ -14,9 +14,9 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, merged, read_experiment
 
 if TYPE_CHECKING:
-    from fedtailor.comparison import Comparing
-    from fedtailor.federation.record import Record
-    from fedtailor.federation.rounds import Federation
+    from fedtailor.server.loop import Federation
+    from fedtailor.server.record import Record
+    from fedtailor.studies.comparison import Comparing
 
 FAILED = 1  # exit code: there is a table, but not all runs are in it
 
@@ -73,8 +73,8 @@ def compare(
     After Ctrl-C or a crash, the same command with the same --out goes on:
     what is finished is not run again.
     """
-    from fedtailor.comparison import Comparing, make_comparison
-    from fedtailor.federation.record import new_directory
+    from fedtailor.server.record import new_directory
+    from fedtailor.studies.comparison import Comparing, make_comparison
 
     work: Comparing | None = None
     try:

@@ -14,9 +14,9 @@ from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from fedtailor.adapting import Adaptation
-    from fedtailor.model_file import Description
-    from fedtailor.predicting import Predictions
+    from fedtailor.deploy.adapting import Adaptation
+    from fedtailor.deploy.model_file import Description
+    from fedtailor.deploy.predicting import Predictions
 
 SHOWN = 10  # predictions on the page; a file has them all
 
@@ -57,7 +57,7 @@ def export(
     if (client is not None) + everyone + central > 1:
         raise FedtailorError("--client, --all and --global exclude each other: give one of them.")
     from fedtailor.api import load
-    from fedtailor.exporting import export as write
+    from fedtailor.deploy.exporting import export as write
 
     result = load(run, data_dir)
     written: list[tuple[list[Path], Description]] = []
@@ -134,8 +134,8 @@ def predict(
     client_column: Annotated[
         str | None, typer.Option(help="the client column of a CSV file", show_default=False)
     ] = None,
-    picture_size: Annotated[
-        int | None, typer.Option(min=1, help="resize the pictures of a folder to this square", show_default=False)
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="resize the images of a folder to this square", show_default=False)
     ] = None,
     network: Annotated[
         str | None,
@@ -150,7 +150,7 @@ def predict(
     """Predict with a model file: the class of each sample and its probability, and the accuracy if there are labels.
 
     The samples are those of a data set, in its order. Your own files may come without labels: an npz without y, a CSV
-    without a label column, a folder with nothing but pictures.
+    without a label column, a folder with nothing but images.
 
     [bold]Examples[/]
 
@@ -161,9 +161,9 @@ def predict(
     if (data is None) == (run is None):
         raise FedtailorError("Say which samples to predict: with --data NAME, or with --run DIR.")
     from fedtailor.data import load
-    from fedtailor.federation.states import write_atomically
-    from fedtailor.model_file import check_free
-    from fedtailor.predicting import Model
+    from fedtailor.deploy.model_file import check_free
+    from fedtailor.deploy.predicting import Model
+    from fedtailor.store import write_atomically
 
     if to is not None:
         check_free([to], overwrite)
@@ -172,7 +172,7 @@ def predict(
         x, labels = reader.of_run(run, client, part, data_dir)
     else:
         columns = {"label_column": label_column, "client_column": client_column}
-        found = load(str(data), data_dir, **columns, picture_size=picture_size, labelled=False)
+        found = load(str(data), data_dir, **columns, image_size=image_size, labelled=False)
         x, labels = reader.of_data(found, client, part)
     predictions = reader.predict(x, labels)
     if to is not None:
@@ -187,7 +187,7 @@ def predict(
 
 
 def _print_json(model: Path, predictions: "Predictions") -> None:
-    from fedtailor.federation.record import plain
+    from fedtailor.server.record import plain
 
     rows = list(predictions.rows())
     answer = {"model": str(model), "samples": len(rows), "accuracy": predictions.accuracy, "predictions": rows}
@@ -267,8 +267,8 @@ def adapt(
 
     fedtailor adapt runs/pgfed --data new-hospital.csv --to new-hospital
     """
-    from fedtailor.adapting import adapt as serve
     from fedtailor.api import load
+    from fedtailor.deploy.adapting import adapt as serve
 
     if clients is not None:
         settings["clients"] = clients

@@ -23,8 +23,8 @@ from fedtailor.text import human_bytes, human_count, human_time, percent, plain_
 
 if TYPE_CHECKING:
     from fedtailor.api import RunResult
-    from fedtailor.federation.record import Record
-    from fedtailor.federation.rounds import Federation
+    from fedtailor.server.loop import Federation
+    from fedtailor.server.record import Record
 
 __all__ = [
     "RoundProgress", "definition_table", "err", "human_bytes", "human_count", "human_time", "out", "percent",

@@ -25,7 +25,7 @@ def report(
         typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too", show_default=False),
     ] = None,
 ) -> None:
-    """Make one HTML page of runs: table, learning curves, clients, data, and each method's own pictures.
+    """Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.
 
     The page needs no server and no network. All runs in or below the directories are in it; they must be of the same
     data and by the same evaluation.
@@ -49,7 +49,7 @@ def report(
         from fedtailor.report.paper import check_matplotlib
 
         check_matplotlib()
-    from fedtailor.federation.states import write_atomically
+    from fedtailor.store import write_atomically
 
     try:
         with out.status("reading runs"):

@@ -20,9 +20,9 @@ from fedtailor.cli.display import (
 from fedtailor.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedtailor.federation.record import Record
     from fedtailor.presets import Preset
-    from fedtailor.presets.reproduce import Reproduction
+    from fedtailor.server.record import Record
+    from fedtailor.studies.reproduction import Reproduction
 
 
 def presets(
@@ -118,7 +118,7 @@ def reproduce(
     fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
     """
     from fedtailor.presets import find_preset
-    from fedtailor.presets.reproduce import Reproduction, markdown
+    from fedtailor.studies.reproduction import Reproduction, markdown
 
     preset = find_preset(name)
     given = {"rounds": rounds, "data": data, "data_dir": data_dir, "workers": workers}
@@ -178,7 +178,7 @@ def _difference(experiment: Any) -> str:
 
 
 def _print_outcome(outcome: "Record") -> None:
-    from fedtailor.presets.reproduce import ours_text, shortened
+    from fedtailor.studies.reproduction import ours_text, shortened
 
     table = plain_table(f"{outcome['preset']}: {outcome['title']}")
     table.add_column("method", style="bold", no_wrap=True)
@@ -196,8 +196,8 @@ def _print_outcome(outcome: "Record") -> None:
 
 
 def _write(stem: Path, outcome: "Record", text: str) -> None:
-    from fedtailor.federation.record import plain
-    from fedtailor.federation.states import write_atomically
+    from fedtailor.server.record import plain
+    from fedtailor.store import write_atomically
 
     write_atomically(stem.with_suffix(".json"), json_format.dumps(plain(outcome), indent=2, ensure_ascii=False) + "\n")
     write_atomically(stem.with_suffix(".md"), text)

@@ -23,7 +23,7 @@ from fedtailor.experiment import Evaluation, Experiment, make_experiment, merged
 
 if TYPE_CHECKING:
     from fedtailor.api import RunResult
-    from fedtailor.engines import Bench
+    from fedtailor.transport import Bench
 
 INTERRUPTED = 130
 
@@ -184,7 +184,7 @@ def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
 
 def _prepare(experiments: list[Experiment]) -> list["Bench"]:
     """Everything that can go wrong before a round does so for all experiments before the first is run."""
-    from fedtailor.campaign import Benches
+    from fedtailor.studies.runner import Benches
 
     benches = Benches()
     return [benches.prepare(experiment) for experiment in experiments]
@@ -192,7 +192,7 @@ def _prepare(experiments: list[Experiment]) -> list["Bench"]:
 
 def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
     """Where each run is recorded: below DIR if there are several, in new numbered directories if none is given."""
-    from fedtailor.federation.record import check_free, new_directory
+    from fedtailor.server.record import check_free, new_directory
 
     if to is not None:
         paths = (
@@ -216,7 +216,7 @@ def _interrupted(path: Path | None) -> NoReturn:
 
 def _profile_table(results: list["RunResult"]) -> Any:
     """Seconds in each part of all rounds, and training samples a second."""
-    from fedtailor.measures import samples_per_second
+    from fedtailor.studies.measures import samples_per_second
 
     table = plain_table("Where the time went, in seconds of all rounds")
     phases = ("sending", "training", "aggregation", "evaluation", "checkpoints")

@@ -18,7 +18,7 @@ from fedtailor.cli.display import human_bytes, human_time, out, percent, plain_t
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from fedtailor.federation.record import Record
+    from fedtailor.server.record import Record
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS, CURVE = 20, 8  # rounds in a line's sparkline; lines of the curve below the table
@@ -86,8 +86,8 @@ class Watched:
 
     def _find(self) -> dict[Path, tuple[str, int]]:
         """All runs that are or will be there: their titles and rounds."""
-        from fedtailor.campaign import run_name
-        from fedtailor.comparison import FILE, read_comparison
+        from fedtailor.studies.comparison import FILE, read_comparison
+        from fedtailor.studies.runner import run_name
 
         if (self.directory / FILE).is_file():
             runs = read_comparison(self.directory).runs()
@@ -100,7 +100,7 @@ class Watched:
 
     def _read(self, path: Path) -> Seen:
         """A run as it is now; one that is finished is read once."""
-        from fedtailor.federation.record import RunDirectory
+        from fedtailor.server.record import RunDirectory
 
         if path in self._seen and self._seen[path].finished:
             return self._seen[path]
@@ -188,7 +188,7 @@ def _sparks(values: Sequence[float]) -> str:
 
 
 def _curve(values: Sequence[float], width: int) -> str:
-    """The last values as a picture of several lines, with the least and the greatest beside it."""
+    """The last values as a figure of several lines, with the least and the greatest beside it."""
     shown = list(values)[-width:]
     if len(shown) < 2:
         return ""

@@ -112,7 +112,7 @@ def as_array(value: Any) -> Array:
 
 
 def as_features(x: Array, name: str, double: bool = False) -> Tensor:
-    """Pictures stay bytes and become (n, channels, height, width); everything else becomes float32, or stays double."""
+    """Images stay bytes and become (n, channels, height, width); everything else becomes float32, or stays double."""
     if x.dtype.kind not in "biuf":
         raise FedtailorError(f"The features of {name!r} are of type {x.dtype}: give numbers.")
     x = np.require(x, requirements=["C", "W"])  # PyTorch takes no others

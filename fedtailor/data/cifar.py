@@ -46,7 +46,7 @@ FOLDERS = {  # (binary version, python version)
 
 
 def read_cifar(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """All pictures with their (fine) labels, from whichever version is there."""
+    """All images with their (fine) labels, from whichever version is there."""
     require(info, root)
     pixels, labels, parts = [], [], []
     for file, raw in _batches(info.name, root):

@@ -19,7 +19,7 @@ class Dataset:
     """Samples with their classes and, where known, the authors' split and the natural clients."""
 
     name: str
-    x: Tensor  # uint8 pictures (n, channels, height, width), or features (n, ...), float32 or float64
+    x: Tensor  # uint8 images (n, channels, height, width), or features (n, ...), float32 or float64
     y: Tensor  # int64 class numbers, or float targets (regression)
     classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
     part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the authors' own split
@@ -58,13 +58,13 @@ def _check_features(data: Dataset) -> None:
     if data.x.dtype == torch.uint8:
         if data.x.ndim != 4:
             raise FedtailorError(
-                f"The pictures of {data.name!r} have shape {tuple(data.x.shape)}: "
+                f"The images of {data.name!r} have shape {tuple(data.x.shape)}: "
                 "give them as (samples, channels, height, width)."
             )
         return
     if data.x.dtype not in (torch.float32, torch.float64):
         raise FedtailorError(
-            f"The features of {data.name!r} are {data.x.dtype}: give float32 or float64 features or uint8 pictures."
+            f"The features of {data.name!r} are {data.x.dtype}: give float32 or float64 features or uint8 images."
         )
     bad = (~torch.isfinite(data.x)).reshape(len(data.x), -1).any(dim=1)
     if bad.any():

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, deal, parse
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.streams import numpy_stream
+from fedtailor.local.streams import numpy_stream
 
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 
@@ -337,7 +337,7 @@ def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tupl
 
 
 def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
-    """Numbers that a network takes; pictures with the channels last in memory, which is faster on a CPU. It is a copy
+    """Numbers that a network takes; images with the channels last in memory, which is faster on a CPU. It is a copy
     in any case: so the strides say it even of one channel, or convolutions would take a slower way."""
     if x.ndim == 4:
         x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)

@@ -68,10 +68,10 @@ def _read_part(folder: Path, images: str, labels: str) -> tuple[Tensor, Tensor]:
     assert label_file is not None
     x, y = read_idx(image_file, 3), read_idx(label_file, 1).long()
     if x.shape[1:] != (28, 28):
-        raise damaged(image_file, f"its pictures are {x.shape[2]}×{x.shape[1]} pixels, not 28×28")
+        raise damaged(image_file, f"its images are {x.shape[2]}×{x.shape[1]} pixels, not 28×28")
     if len(x) != len(y):
         raise FedtailorError(
-            f"The file {image_file} holds {len(x)} pictures but {label_file} {len(y)} labels: get both again."
+            f"The file {image_file} holds {len(x)} images but {label_file} {len(y)} labels: get both again."
         )
     return x[:, None], y
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedtailor.data import arrays, cifar, idx, medmnist, omniglot, pictures, synthetic, table
+from fedtailor.data import arrays, cifar, idx, images, medmnist, omniglot, synthetic, table
 from fedtailor.data import info as information
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, Reader
@@ -25,12 +25,12 @@ def load(
     *,
     label_column: str | None = None,
     client_column: str | None = None,
-    picture_size: int | None = None,
+    image_size: int | None = None,
     labelled: bool = True,
 ) -> Dataset:
-    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder of pictures by path.
+    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder of images by path.
 
-    `label_column` and `client_column` are for a CSV, `picture_size` for a folder. With `labelled=False`, data of the
+    `label_column` and `client_column` are for a CSV, `image_size` for a folder. With `labelled=False`, data of the
     user's may come without labels: they then have no classes, and zeros for targets.
     """
     root = information.data_dir(data_dir)
@@ -39,15 +39,15 @@ def load(
     csv, folder = own is not None and own.suffix.lower() == ".csv", own is not None and own.is_dir()
     if (label_column or client_column) and not csv:
         raise FedtailorError(f"--label-column and --client-column are for CSV files: leave them out for {name!r}.")
-    if picture_size is not None and not folder:
-        raise FedtailorError(f"--picture-size is for folders of pictures: leave it out for {name!r}.")
+    if image_size is not None and not folder:
+        raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
     if own is None:
         info, reader = DATA_SETS[base]
         if variant and not info.variants:
             raise FedtailorError(f"The data set {base!r} has no variants: write {base!r}, not {name!r}.")
         return reader(info, root, variant)
     if folder:
-        return pictures.read_folder(own, picture_size, labelled)
+        return images.read_folder(own, image_size, labelled)
     return table.read_csv(own, label_column, client_column, labelled) if csv else _read_npz(own, labelled)
 
 

@@ -1,4 +1,4 @@
-"""MedMNIST: medical pictures, one npz file a data set, with the authors' train, validation and test parts."""
+"""MedMNIST: medical images, one npz file a data set, with the authors' train, validation and test parts."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ DESCRIPTIONS = {
     "dermamnist": "skin lesions, colour",
     "octmnist": "retinal tomography, grey",
     "pneumoniamnist": "chest X-rays, grey",
-    "retinamnist": "fundus pictures by severity, colour",
+    "retinamnist": "fundus images by severity, colour",
     "breastmnist": "breast ultrasound, grey",
     "bloodmnist": "blood cells, colour",
     "tissuemnist": "kidney cells, grey",
@@ -82,9 +82,9 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
                 "one class number per sample."
             )
         if len(x) != len(y):
-            raise damaged(path, f"its {part} part has {len(x)} pictures but {len(y)} labels")
+            raise damaged(path, f"its {part} part has {len(x)} images but {len(y)} labels")
         if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
-            raise damaged(path, f"its {part} pictures have shape {tuple(x.shape[1:])}, others {tuple(xs[0].shape[1:])}")
+            raise damaged(path, f"its {part} images have shape {tuple(x.shape[1:])}, others {tuple(xs[0].shape[1:])}")
         xs.append(x)
         ys.append(torch.from_numpy(y.reshape(-1).astype(np.int64)))
         parts.append(torch.full((len(y),), number, dtype=torch.uint8))

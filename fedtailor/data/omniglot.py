@@ -1,6 +1,6 @@
 """Omniglot: 1,623 characters of 50 alphabets, each drawn by 20 people; zips or folders of PNG files.
 
-Both published halves (background and evaluation) are read. Pictures are resized to 28×28 and inverted: ink is
+Both published halves (background and evaluation) are read. Images are resized to 28×28 and inverted: ink is
 bright, paper is 0. A client is an alphabet.
 """
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.images import open_image
 from fedtailor.data.info import DataInfo, DataSets, damaged, require
-from fedtailor.data.pictures import open_picture
 from fedtailor.errors import FedtailorError
 
 HALVES = ("images_background", "images_evaluation")
@@ -56,21 +56,21 @@ def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
     """Alphabet, character, drawer (0 to 19) and pixels of each file of one half."""
     file = None
     for file, contents in _pngs(half):
-        alphabet, character, picture = PurePosixPath(file).parts[-3:]
+        alphabet, character, image = PurePosixPath(file).parts[-3:]
         try:
-            drawer = int(PurePosixPath(picture).stem.split("_")[1]) - 1  # 0964_20.png
+            drawer = int(PurePosixPath(image).stem.split("_")[1]) - 1  # 0964_20.png
         except (IndexError, ValueError):
             drawer = -1
         if not 0 <= drawer < DRAWERS:
             raise damaged(file, "its name is not CHARACTER_DRAWER.png with a drawer from 01 to 20")
-        image = ImageChops.invert(open_picture(file, contents).convert("L"))
+        image = ImageChops.invert(open_image(file, contents).convert("L"))
         yield alphabet, character, drawer, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     if file is None:
         raise damaged(half, "there is no ALPHABET/CHARACTER/DRAWING.png in it")
 
 
 def _pngs(half: Path) -> Iterator[tuple[str, bytes]]:
-    """The pictures of one half in order of their names, from its folder or else its zip."""
+    """The images of one half in order of their names, from its folder or else its zip."""
     if half.is_dir():
         for path in sorted(half.glob("*/*/*.png")):
             yield path.as_posix(), path.read_bytes()

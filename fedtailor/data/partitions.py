@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.streams import numpy_stream
+from fedtailor.local.streams import numpy_stream
 
 Ints = NDArray[np.int64]
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class

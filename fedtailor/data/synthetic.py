@@ -9,7 +9,7 @@ import torch
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, DataSets
 from fedtailor.errors import FedtailorError
-from fedtailor.streams import numpy_stream
+from fedtailor.local.streams import numpy_stream
 
 CLIENTS, FEATURES, CLASSES = 30, 60, 10
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.learning.descent import take
+from fedtailor.local.descent import take
 from fedtailor.method import Client, Message, Method, Replies, Server
 
 

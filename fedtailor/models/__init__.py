@@ -11,8 +11,8 @@ from torch import nn
 
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.imports import import_object
+from fedtailor.local.streams import torch_seed
 from fedtailor.models import networks
-from fedtailor.streams import torch_seed
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ModelInfo:
     name: str
     description: str
     build: Callable[..., nn.Module]
-    pictures: bool = True  # needs (channels, height, width)
+    images: bool = True  # needs (channels, height, width)
 
 
 CATALOGUE: dict[str, ModelInfo] = {
@@ -74,9 +74,9 @@ def import_lines(name: str, shape: tuple[int, ...], classes: int) -> tuple[str, 
 
 
 def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    if info.pictures and len(shape) != 3:
+    if info.images and len(shape) != 3:
         raise FedtailorError(
-            f"The model {info.name} is for pictures, but the samples have the shape {shape}: take mlp or logistic."
+            f"The model {info.name} is for images, but the samples have the shape {shape}: take mlp or logistic."
         )
     widths: list[int] = []
     if argument:
@@ -93,7 +93,7 @@ def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes
         return info.build(shape, classes, *widths)
     except RuntimeError:
         raise FedtailorError(
-            f"The model {info.name} needs larger pictures than {shape[1]}×{shape[2]}: take mlp, logistic or resnet."
+            f"The model {info.name} needs larger images than {shape[1]}×{shape[2]}: take mlp, logistic or resnet."
         ) from None
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from fedtailor.api import RunResult
-from fedtailor.measures import client_accuracies, individual_gains
 from fedtailor.report.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
-from fedtailor.report.summary import Line, Summary
+from fedtailor.studies.measures import client_accuracies, individual_gains
+from fedtailor.studies.summary import Line, Summary
 
 POINTS = 250  # of one curve, at most
-SHOWN = 200  # clients in one picture, at most
+SHOWN = 200  # clients in one figure, at most
 WRITTEN = 400  # cells whose values can still be read
 
 Styles = dict[str, Style]
@@ -28,7 +28,7 @@ def samples(result: RunResult) -> Array:
 
 
 def in_order(result: RunResult, training: bool = False) -> list[int]:
-    """The clients in the order of all pictures: by their commonest class, so that those who are alike are neighbours.
+    """The clients in the order of all figures: by their commonest class, so that those who are alike are neighbours.
     `training`: without the new ones. At most SHOWN of them."""
     counts = np.array(result.partition["train"])
     left_out = set(result.partition["new"]) if training else set()
@@ -241,7 +241,7 @@ def _partition(seed: int, result: RunResult) -> Figure:
     of_class = " of which class" if result.partition["classes"] else ""
     caption = (
         f"How many training samples{of_class} each client has; clients are ordered by their commonest class, here and "
-        f"in all pictures below. A client has {totals.min()} to {totals.max()} of them, {np.median(totals):.0f} in "
+        f"in all figures below. A client has {totals.min()} to {totals.max()} of them, {np.median(totals):.0f} in "
         f"the median.{left_out(result, order)}"
     )
     panel = Panel("", [heat], "class", "client")
@@ -249,6 +249,6 @@ def _partition(seed: int, result: RunResult) -> Figure:
 
 
 def left_out(result: RunResult, order: Iterable[int]) -> str:
-    """Says so, if not all clients are in a picture."""
+    """Says so, if not all clients are in a figure."""
     shown, there = len(list(order)), len(result.names)
     return f" Shown are {shown} of {there} clients." if shown < there and there > SHOWN else ""

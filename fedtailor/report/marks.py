@@ -147,7 +147,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture and what one sees in it."""
+    """A figure and what one sees in it."""
 
     name: str  # of its files
     title: str

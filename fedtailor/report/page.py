@@ -14,14 +14,14 @@ from fedtailor.api import RunResult
 from fedtailor.data.partitions import PARTITIONS
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import write_toml
-from fedtailor.federation.participation import Participation
+from fedtailor.participation import Participation
 from fedtailor.report import figures as general
+from fedtailor.report.diagnostics import diagnostics
 from fedtailor.report.interactive import chart, shape
 from fedtailor.report.marks import Figure, Style, styles
-from fedtailor.report.pictures import pictures
 from fedtailor.report.runs import Runs
-from fedtailor.report.summary import Summary, summarize
 from fedtailor.report.tables import table_rows
+from fedtailor.studies.summary import Summary, summarize
 from fedtailor.text import human_bytes, human_time, percent
 
 # Nothing is ever loaded from elsewhere: the browser is told to refuse.
@@ -65,7 +65,7 @@ def prepare(runs: Runs) -> Report:
     sections.append(Section("data", "Data", general.partitions(summary)))
     for place, line in enumerate(summary.lines):
         try:
-            own = pictures(line, look[line.title])
+            own = diagnostics(line, look[line.title])
         except FedtailorError as error:
             notes.append(f"What {line.title} shows of itself is left out: {error}")
             continue

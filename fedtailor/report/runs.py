@@ -8,8 +8,8 @@ from pathlib import Path
 from fedtailor.api import RunResult, load
 from fedtailor.errors import FedtailorError, brief
 from fedtailor.experiment import read_experiment
-from fedtailor.federation.evaluation import chosen_round
 from fedtailor.methods import CATALOGUE
+from fedtailor.server.evaluation import chosen_round
 
 COMPARISON = "comparison.toml"
 TRACES = ("experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl")  # one of them makes a run directory

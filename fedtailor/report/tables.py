@@ -10,9 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.federation.record import Record, plain
-from fedtailor.federation.states import write_atomically
-from fedtailor.report.summary import Line, Summary, check_comparable, summarize
+from fedtailor.server.record import Record, plain
+from fedtailor.store import write_atomically
+from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
 from fedtailor.text import human_bytes, percent, plain_table
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]

@@ -280,10 +280,10 @@ class TestData:
     def test_a_path_that_leads_nowhere(self, call: Call) -> None:
         assert "There is no file scans.npz" in refusal(call, "run", "fedavg", "--data", "scans.npz")
 
-    def test_a_folder_without_pictures(self, call: Call) -> None:
+    def test_a_folder_without_images(self, call: Call) -> None:
         write("photos/notes.txt", "none yet")
         said = refusal(call, "run", "fedavg", "--data", "photos")
-        assert "client/class/picture" in said
+        assert "client/class/image" in said
 
     def test_another_number_of_clients_than_the_data_names(self, call: Call) -> None:
         np.savez("scans.npz", **arrays(), client=np.array(["a", "b"] * 30))

@@ -16,8 +16,8 @@ import pytest
 import fedtailor
 from fedtailor.cli import COMMANDS, display
 from fedtailor.experiment import Evaluation, Experiment
-from fedtailor.federation.rounds import Federation
 from fedtailor.methods.ditto import Ditto
+from fedtailor.server.loop import Federation
 from tests.cli.calling import Answer, Call, contents, done
 from tests.helpers import files, numbers
 
@@ -331,7 +331,7 @@ class TestInterruption:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fedtailor.campaign.prepare", interrupted)
+        monkeypatch.setattr("fedtailor.studies.runner.prepare", interrupted)
         answer = call("run", "fedavg", *SMALL)
         assert answer.code == 130
         assert "Traceback" not in answer.err
@@ -489,7 +489,7 @@ class TestPartitions:
         text = done(call(*words))
         assert {int(number) for number in re.findall(r"(\d+) \(new\)", text)} == set(new)
 
-    def test_many_classes_get_a_picture_in_place_of_columns(self, call: Call) -> None:
+    def test_many_classes_get_a_image_in_place_of_columns(self, call: Call) -> None:
         own_data("many.npz", classes=45)
         words = ("data", "many.npz", "--clients", 2, "--partition", "iid", "--min-samples", 1)
         dealt = json.loads(done(call(*words, "--json")))

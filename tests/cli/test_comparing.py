@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from fedtailor.cli import watching
-from fedtailor.federation.rounds import Federation
+from fedtailor.server.loop import Federation
 from tests.cli.calling import Call, contents, done, refusal, usage_error
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")

@@ -72,9 +72,9 @@ def test_an_unfinished_run_is_exported_and_adapted_with_a_note(call: Call) -> No
 
 def test_predictions_of_files_with_and_without_labels(run: ft.RunResult, call: Call) -> None:
     done(call("export", "runs/ditto", "--client", 0, "--to", "."))
-    pictures, labels = load_digits().images / 16, load_digits().target
-    np.savez("known.npz", x=pictures[:30, None], y=labels[:30], client=np.array(["a", "b"])[np.arange(30) % 2])
-    np.savez("unknown.npz", x=pictures[:30, None])
+    images, labels = load_digits().images / 16, load_digits().target
+    np.savez("known.npz", x=images[:30, None], y=labels[:30], client=np.array(["a", "b"])[np.arange(30) % 2])
+    np.savez("unknown.npz", x=images[:30, None])
     said = done(call("predict", "client-0.safetensors", "--data", "known.npz", "--out", "out/known.csv"))
     rows = list(csv.DictReader(Path("out/known.csv").read_text().splitlines()))
     assert [row["label"] for row in rows] == [str(label) for label in labels[:30]]
@@ -94,7 +94,7 @@ def test_predictions_of_files_with_and_without_labels(run: ft.RunResult, call: C
     assert [one["label"] for one in half["predictions"]] == [str(label) for label in labels[1:30:2]]
 
 
-def test_predictions_of_tables_and_pictures_without_labels(call: Call) -> None:
+def test_predictions_of_tables_and_images_without_labels(call: Call) -> None:
     header = ",".join(f"pixel{number}" for number in range(64))
     rows = [",".join(map(str, row)) for row in load_digits().data[:80]]
     labelled = [
@@ -107,13 +107,13 @@ def test_predictions_of_tables_and_pictures_without_labels(call: Call) -> None:
     said = done(call("predict", "global.safetensors", "--data", "new.csv"))
     assert re.search(r"Predicted: (odd|even) \(\d\)", said)
     assert "Accuracy" not in said
-    for folder, count in (("pictures/here/dark", 6), ("pictures/here/light", 6), ("loose", 2)):
+    for folder, count in (("images/here/dark", 6), ("images/here/light", 6), ("loose", 2)):
         Path(folder).mkdir(parents=True)
         for number in range(count):
             pixels = np.full((8, 8), 40 * number if folder == "loose" else 200 * ("light" in folder) + number)
             Image.fromarray(pixels.astype(np.uint8)).save(f"{folder}/{number}.png")
-    ft.run("fedavg", **{**SMALL, "data": "pictures", "clients": None, "new_clients": 0}, out="runs/pictures")
-    done(call("export", "runs/pictures", "--client", "here", "--to", "."))
+    ft.run("fedavg", **{**SMALL, "data": "images", "clients": None, "new_clients": 0}, out="runs/images")
+    done(call("export", "runs/images", "--client", "here", "--to", "."))
     said = done(call("predict", "client-0-here.safetensors", "--data", "loose"))
     assert "loose: 2 samples" in said
     assert "dark" in said
@@ -205,16 +205,16 @@ def test_a_run_of_python_objects_is_left_to_python(call: Call) -> None:
 
 
 def test_ctrl_c(run: ft.RunResult, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedtailor.exporting
+    import fedtailor.deploy.exporting
 
-    write = fedtailor.exporting.write_model
+    write = fedtailor.deploy.exporting.write_model
 
     def interrupted(stem: Path, *rest: Any) -> Any:
         if stem.name == "client-2":
             raise KeyboardInterrupt
         return write(stem, *rest)
 
-    monkeypatch.setattr(fedtailor.exporting, "write_model", interrupted)
+    monkeypatch.setattr(fedtailor.deploy.exporting, "write_model", interrupted)
     answer = call("export", "runs/ditto", "--to", "models")
     assert (answer.code, answer.err) == (130, "Interrupted: 2 of 4 models are in models.\n")
     assert len(contents(Path("models"))) == 4
@@ -222,7 +222,7 @@ def test_ctrl_c(run: ft.RunResult, call: Call, monkeypatch: pytest.MonkeyPatch) 
     def at_once(*words: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.adapting.make_engine", at_once)
+    monkeypatch.setattr("fedtailor.deploy.adapting.make_engine", at_once)
     answer = call("adapt", "runs/ditto", "--to", "new")
     assert (answer.code, answer.err) == (130, "Interrupted: nothing was written.\n")
     assert not Path("new").exists()

@@ -17,11 +17,11 @@ HIGH = "pflego/table1-fmnist-high"
 def fashion(tmp_path: Path, call: Call) -> Call:
     """The digits as Fashion-MNIST would be published; `call` looks for data there."""
     x, y = load_digits(return_X_y=True)
-    pictures = np.zeros((len(x), 28, 28), dtype=np.uint8)
-    pictures[:, 2:26, 2:26] = (x.reshape(-1, 8, 8) * 15).astype(np.uint8).repeat(3, 1).repeat(3, 2)
+    images = np.zeros((len(x), 28, 28), dtype=np.uint8)
+    images[:, 2:26, 2:26] = (x.reshape(-1, 8, 8) * 15).astype(np.uint8).repeat(3, 1).repeat(3, 2)
     for name, piece in (("train", slice(0, 1500)), ("t10k", slice(1500, None))):
         folder = tmp_path / "data" / "fashion-mnist"
-        write_idx(folder / f"{name}-images-idx3-ubyte.gz", pictures[piece], packed=True)
+        write_idx(folder / f"{name}-images-idx3-ubyte.gz", images[piece], packed=True)
         write_idx(folder / f"{name}-labels-idx1-ubyte.gz", y[piece].astype(np.uint8), packed=True)
     return call
 

@@ -38,7 +38,7 @@ def write_idx(path: Path, array: Bytes, *, packed: bool) -> None:
 
 
 def write_mnist(folder: Path, *, packed: bool = True) -> tuple[Bytes, Bytes]:
-    """12 training and 6 test pictures; returns all pictures and labels in this order."""
+    """12 training and 6 test images; returns all images and labels in this order."""
     rng = np.random.default_rng(1)
     x = rng.integers(0, 256, (18, 28, 28), dtype=np.uint8)
     y = (np.arange(18) % 10).astype(np.uint8)
@@ -50,7 +50,7 @@ def write_mnist(folder: Path, *, packed: bool = True) -> tuple[Bytes, Bytes]:
 
 
 def cifar_contents(name: str, kind: str) -> tuple[dict[str, bytes], Bytes, Bytes]:
-    """The published files (path to contents) of a tiny CIFAR, and its pictures and labels in order."""
+    """The published files (path to contents) of a tiny CIFAR, and its images and labels in order."""
     rng = np.random.default_rng(2)
     ten = name == "cifar-10"
     batches = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if ten else ["train", "test"]

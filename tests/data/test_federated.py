@@ -148,16 +148,16 @@ def test_new_clients_are_chosen_by_the_seed_and_come_last() -> None:
     assert federate(toy(), partition="iid", clients=4, new_clients=1, min_samples=1).names == ("0", "1", "2", "3")
 
 
-def pictures() -> Dataset:
+def images() -> Dataset:
     x = torch.arange(40 * 3 * 4 * 5).remainder(256).to(torch.uint8).reshape(40, 3, 4, 5)
     y = torch.arange(40) % 2
-    return Dataset("pictures", x, y, ("a", "b"), client=torch.zeros(40, dtype=torch.int64), client_names=("only",))
+    return Dataset("images", x, y, ("a", "b"), client=torch.zeros(40, dtype=torch.int64), client_names=("only",))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pixels_become_numbers_with_channels_last_in_memory(dtype: torch.dtype) -> None:
-    data = pictures()
-    by_number = {tuple(picture.flatten().tolist()): picture for picture in data.x}
+    data = images()
+    by_number = {tuple(image.flatten().tolist()): image for image in data.x}
     unit = federate(data, partition="natural", dtype=dtype)
     signed = federate(data, partition="natural", dtype=dtype, pixels="signed")
     assert unit.x.dtype == dtype
@@ -224,7 +224,7 @@ def test_held_out_samples_lie_behind_each_other() -> None:
 
 
 def test_fingerprint_tells_data_apart() -> None:
-    data = pictures()
+    data = images()
     first, same, other = (federate(data, partition="iid", clients=2, seed=seed).fingerprint() for seed in (0, 0, 1))
     assert first == same != other
     brighter = dataclasses.replace(data, x=data.x.index_fill(0, torch.tensor([3]), 9))

@@ -12,7 +12,7 @@ from .files import write_idx, write_mnist
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_reads_all_pictures_with_labels_and_parts(tmp_path: Path, name: str, packed: bool) -> None:
+def test_reads_all_images_with_labels_and_parts(tmp_path: Path, name: str, packed: bool) -> None:
     x, y = write_mnist(tmp_path / name, packed=packed)
     data = load(name, tmp_path)
     assert torch.equal(data.x, torch.from_numpy(x)[:, None])
@@ -94,18 +94,18 @@ def test_wrong_magic_number_is_refused(tmp_path: Path, contents: bytes) -> None:
         load("mnist", tmp_path)
 
 
-def test_labels_and_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_labels_and_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path / "mnist", packed=False)
     write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte", np.zeros(11, dtype=np.uint8), packed=False)
-    with pytest.raises(FedtailorError, match=r"holds 12 pictures but .* 11 labels"):
+    with pytest.raises(FedtailorError, match=r"holds 12 images but .* 11 labels"):
         load("mnist", tmp_path)
 
 
-def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path / "mnist", packed=False)
-    pictures = np.zeros((6, 28, 20), dtype=np.uint8)
-    write_idx(tmp_path / "mnist" / "t10k-images-idx3-ubyte", pictures, packed=False)
-    with pytest.raises(FedtailorError, match="its pictures are 20×28 pixels, not 28×28"):
+    images = np.zeros((6, 28, 20), dtype=np.uint8)
+    write_idx(tmp_path / "mnist" / "t10k-images-idx3-ubyte", images, packed=False)
+    with pytest.raises(FedtailorError, match="its images are 20×28 pixels, not 28×28"):
         load("mnist", tmp_path)
 
 

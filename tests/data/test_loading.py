@@ -79,8 +79,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_options_and_variants_that_do_not_belong_are_refused() -> None:
     with pytest.raises(FedtailorError, match="are for CSV files"):
         load("digits", label_column="label")
-    with pytest.raises(FedtailorError, match="is for folders of pictures"):
-        load("digits", picture_size=3)
+    with pytest.raises(FedtailorError, match="is for folders of images"):
+        load("digits", image_size=3)
     with pytest.raises(FedtailorError, match="has no variants: write 'digits'"):
         load("digits:3")
 
@@ -130,7 +130,7 @@ def test_a_data_set_checks_itself() -> None:
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     with pytest.raises(FedtailorError, match="one number from 0 to 0"):
         Dataset("own", x, y, ("a",))
-    with pytest.raises(FedtailorError, match="float32 or float64 features or uint8 pictures"):
+    with pytest.raises(FedtailorError, match="float32 or float64 features or uint8 images"):
         Dataset("own", x.half(), y, ("a", "b"))
     with pytest.raises(FedtailorError, match=r"as \(samples, channels, height, width\)"):
         Dataset("own", x.byte(), y, ("a", "b"))

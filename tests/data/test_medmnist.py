@@ -23,7 +23,7 @@ def arrays(style: str, *, colour: bool = False, column: bool = True) -> dict[str
 
 @pytest.mark.parametrize("column", [True, False])
 @pytest.mark.parametrize("style", ["published", "short"])
-def test_reads_grey_pictures_under_both_sets_of_keys(tmp_path: Path, style: str, column: bool) -> None:
+def test_reads_grey_images_under_both_sets_of_keys(tmp_path: Path, style: str, column: bool) -> None:
     contents = arrays(style, column=column)
     np.savez(tmp_path / "organamnist.npz", **contents)
     data = load("organamnist", tmp_path)
@@ -35,7 +35,7 @@ def test_reads_grey_pictures_under_both_sets_of_keys(tmp_path: Path, style: str,
     assert data.classes[3] == "heart"
 
 
-def test_colour_pictures_get_their_channels_first(tmp_path: Path) -> None:
+def test_colour_images_get_their_channels_first(tmp_path: Path) -> None:
     contents = arrays("published", colour=True)
     np.savez(tmp_path / "bloodmnist.npz", **contents)
     data = load("bloodmnist", tmp_path)
@@ -70,10 +70,10 @@ def test_many_labels_per_sample_are_refused(tmp_path: Path) -> None:
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     contents = arrays("published") | {"test_images": np.zeros((4, 20, 28), dtype=np.uint8)}
     np.savez(tmp_path / "organamnist.npz", **contents)
-    with pytest.raises(FedtailorError, match=r"its test pictures have shape \(1, 20, 28\), others \(1, 28, 28\)"):
+    with pytest.raises(FedtailorError, match=r"its test images have shape \(1, 20, 28\), others \(1, 28, 28\)"):
         load("organamnist", tmp_path)
     np.savez(tmp_path / "organamnist.npz", **arrays("published") | {"val_labels": np.zeros(1, dtype=np.uint8)})
-    with pytest.raises(FedtailorError, match="its val part has 2 pictures but 1 labels"):
+    with pytest.raises(FedtailorError, match="its val part has 2 images but 1 labels"):
         load("organamnist", tmp_path)
 
 

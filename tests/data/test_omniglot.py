@@ -57,7 +57,7 @@ def test_an_alphabet_is_a_client_and_a_character_a_class(root: Path) -> None:
     assert (data.group % 20).tolist() == [0, 1, 2, 3] * 7
 
 
-def test_pictures_are_28_by_28_with_bright_ink(root: Path) -> None:
+def test_images_are_28_by_28_with_bright_ink(root: Path) -> None:
     x = load("omniglot", root).x
     assert x.shape[1:] == (1, 28, 28)
     assert (x[:, 0, :9, :9] == 255).all()
@@ -83,7 +83,7 @@ def test_rotations_of_a_drawing_stay_together(root: Path) -> None:
     assert torch.equal(data.x[drawings : 2 * drawings], data.x[:drawings].rot90(1, (2, 3)))
     assert data.group.unique(return_counts=True)[1].tolist() == [4] * drawings
     group_of = {x.numpy().tobytes(): int(g) for x, g in zip(data.x, data.group, strict=True)}
-    assert len(group_of) == len(data) == 4 * drawings  # all pictures differ
+    assert len(group_of) == len(data) == 4 * drawings  # all images differ
     split = federate(data, partition="natural", test=0.25, validation=0)
     for client, size in enumerate((12, 8, 8)):
         (train, _), (test, _) = split.train(client), split.test(client)
@@ -108,12 +108,12 @@ def test_truncated_zip_is_named(root: Path) -> None:
         load("omniglot", root)
 
 
-def test_truncated_picture_is_named(tmp_path: Path) -> None:
+def test_truncated_image_is_named(tmp_path: Path) -> None:
     for half in ALPHABETS:
         write_files(tmp_path / "omniglot", contents(half))
     file = tmp_path / "omniglot/images_background/Greek/character02/0001_03.png"
     file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(FedtailorError, match=r"character02/0001_03\.png cannot be read: it is not a picture"):
+    with pytest.raises(FedtailorError, match=r"character02/0001_03\.png cannot be read: it is not a image"):
         load("omniglot", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The user's own data: npz, CSV, folder of pictures, Python list."""
+"""The user's own data: npz, CSV, folder of images, Python list."""
 
 import pickle
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_npz_with_names(tmp_path: Path) -> None:
         ((4, 8, 6, 1), (4, 1, 8, 6)),
     ],
 )
-def test_npz_pictures_stay_bytes(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def test_npz_images_stay_bytes(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     x = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
     data = load(save(tmp_path, x=x, y=np.arange(4)))
     assert data.x.shape == expected
@@ -172,12 +172,12 @@ def test_csv_in_another_encoding_is_refused(tmp_path: Path) -> None:
         load(str(tmp_path / "own.csv"))
 
 
-def picture(value: int, size: tuple[int, ...] = (5, 4)) -> bytes:
+def image(value: int, size: tuple[int, ...] = (5, 4)) -> bytes:
     return png(np.full(size, value, dtype=np.uint8))
 
 
-def test_folder_of_grey_pictures(tmp_path: Path) -> None:
-    files = {"b/ill/1.png": picture(1), "a/ill/2.PNG": picture(2), "a/well/3.png": picture(3)}
+def test_folder_of_grey_images(tmp_path: Path) -> None:
+    files = {"b/ill/1.png": image(1), "a/ill/2.PNG": image(2), "a/well/3.png": image(3)}
     write_files(tmp_path / "clinic", files | {"a/well/notes.txt": b"", "a/readme.png": b""})
     data = load(str(tmp_path / "clinic"))
     assert data.x.shape == (3, 1, 5, 4)
@@ -187,36 +187,36 @@ def test_folder_of_grey_pictures(tmp_path: Path) -> None:
     assert (data.client_names, data.client.tolist()) == (("a", "b"), [0, 0, 1])
 
 
-def test_folder_with_one_colour_picture_is_colour(tmp_path: Path) -> None:
+def test_folder_with_one_colour_image_is_colour(tmp_path: Path) -> None:
     red = np.zeros((5, 4, 3), dtype=np.uint8)
     red[..., 0] = 200
-    write_files(tmp_path / "clinic", {"a/ill/1.png": picture(7), "a/well/2.png": png(red)})
+    write_files(tmp_path / "clinic", {"a/ill/1.png": image(7), "a/well/2.png": png(red)})
     x = load(str(tmp_path / "clinic")).x
     assert x.shape == (2, 3, 5, 4)
     assert x[:, :, 0, 0].tolist() == [[7, 7, 7], [200, 0, 0]]
 
 
-def test_folder_of_different_sizes_needs_picture_size(tmp_path: Path) -> None:
-    write_files(tmp_path / "clinic", {"a/ill/1.png": picture(7), "a/well/2.png": picture(9, (8, 8))})
-    with pytest.raises(FedtailorError, match=r"1\.png is 4×5, .*2\.png is 8×8; say with --picture-size"):
+def test_folder_of_different_sizes_needs_image_size(tmp_path: Path) -> None:
+    write_files(tmp_path / "clinic", {"a/ill/1.png": image(7), "a/well/2.png": image(9, (8, 8))})
+    with pytest.raises(FedtailorError, match=r"1\.png is 4×5, .*2\.png is 8×8; say with --image-size"):
         load(str(tmp_path / "clinic"))
-    x = load(str(tmp_path / "clinic"), picture_size=6).x
+    x = load(str(tmp_path / "clinic"), image_size=6).x
     assert x.shape == (2, 1, 6, 6)
     assert x[:, 0, 3, 3].tolist() == [7, 9]
 
 
 def test_folder_refusals(tmp_path: Path) -> None:
-    write_files(tmp_path / "clinic", {"ill/1.png": picture(7)})
-    with pytest.raises(FedtailorError, match="needs them as client/class/picture"):
+    write_files(tmp_path / "clinic", {"ill/1.png": image(7)})
+    with pytest.raises(FedtailorError, match="needs them as client/class/image"):
         load(str(tmp_path / "clinic"))
-    write_files(tmp_path / "clinic", {"a/ill/1.png": picture(7)[:40]})
-    with pytest.raises(FedtailorError, match=r"1\.png cannot be read: it is not a picture, or truncated"):
+    write_files(tmp_path / "clinic", {"a/ill/1.png": image(7)[:40]})
+    with pytest.raises(FedtailorError, match=r"1\.png cannot be read: it is not a image, or truncated"):
         load(str(tmp_path / "clinic"))
     write_files(tmp_path / "clinic", {"a/ill/1.png": png(np.zeros((4, 4), dtype=np.uint16))})
     with pytest.raises(FedtailorError, match="more than 8 bits per pixel"):
         load(str(tmp_path / "clinic"))
-    with pytest.raises(FedtailorError, match="picture_size is 0"):
-        load(str(tmp_path / "clinic"), picture_size=0)
+    with pytest.raises(FedtailorError, match="image_size is 0"):
+        load(str(tmp_path / "clinic"), image_size=0)
 
 
 def test_list_of_pairs_and_datasets() -> None:
@@ -231,9 +231,9 @@ def test_list_of_pairs_and_datasets() -> None:
 
 
 def test_list_takes_any_array() -> None:
-    pictures = np.zeros((2, 4, 4), dtype=np.uint8)
-    pictures.flags.writeable = False
-    data = from_list([(pictures, torch.tensor([0, 1])), (pictures[::-1], np.array([1, 0], dtype=">i4"))])
+    images = np.zeros((2, 4, 4), dtype=np.uint8)
+    images.flags.writeable = False
+    data = from_list([(images, torch.tensor([0, 1])), (images[::-1], np.array([1, 0], dtype=">i4"))])
     assert data.x.shape == (4, 1, 4, 4)
     assert data.y.tolist() == [0, 1, 1, 0]
     weights = torch.zeros(2, 3, requires_grad=True)

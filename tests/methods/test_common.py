@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save
 
 import fedtailor as ft
-from fedtailor.engines import Bench, Result, Task
 from fedtailor.methods import CATALOGUE, VARIANTS, find_method
+from fedtailor.transport import Bench, Result, Task
 from tests.helpers import assert_same, digits, files, final, make_federation, numbers
 
 SMALL: dict[str, Any] = {

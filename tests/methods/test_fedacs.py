@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.federation.states import States
 from fedtailor.method import Replies, Server
 from fedtailor.methods.fedacs import FedACS
+from fedtailor.store import States
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
 from tests.methods.test_pgfed import (
     EXACT,

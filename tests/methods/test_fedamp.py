@@ -9,9 +9,9 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor import method as foundation
-from fedtailor.federation.states import States
 from fedtailor.method import Replies, Server
 from fedtailor.methods.fedamp import FedAMP
+from fedtailor.store import States
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
 from tests.methods.test_pgfed import EXACT, MOMENTUM, SMALL, close, on_both, watched, who
 

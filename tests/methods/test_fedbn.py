@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.learning.descent import Descent, batches
+from fedtailor.local.descent import Descent, batches
+from fedtailor.local.streams import torch_stream
 from fedtailor.methods.fedbn import FedBN
-from fedtailor.streams import torch_stream
 from tests.helpers import digits, final
 from tests.methods.test_pgfed import EXACT, MOMENTUM, SMALL, close, who
 

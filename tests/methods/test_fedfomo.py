@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.federation.states import States
 from fedtailor.method import Server, State
 from fedtailor.methods.fedfomo import FedFomo
+from fedtailor.store import States
 from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients, run_quadratic
-from tests.learning.test_steps import client
+from tests.local.test_steps import client
 from tests.methods.test_pgfed import EXACT, SMALL, Problem, close, on_a_network, on_both, watched, who
 
 

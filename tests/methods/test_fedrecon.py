@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.local.streams import torch_stream
 from fedtailor.methods import CATALOGUE
-from fedtailor.streams import torch_stream
 from tests.helpers import digits, quadratic_clients
 from tests.methods.parts import MOMENTUM, SMALL, absent, close, first, normed, personal, run_parts, server, state
 from tests.methods.test_own_labels import SMALL as OWN

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.learning.descent import Descent, batches
-from fedtailor.streams import torch_stream
+from fedtailor.local.descent import Descent, batches
+from fedtailor.local.streams import torch_stream
 from tests.helpers import assert_same, digits, final
 
 SMALL: dict[str, Any] = {"model": "mlp:12", "rounds": 4, "participation": 3, "engine": "in-process", "seed": 2}

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.learning.client import Client
-from fedtailor.learning.descent import Descent, batches
+from fedtailor.local.client import Client
+from fedtailor.local.descent import Descent, batches
+from fedtailor.local.streams import torch_stream
 from fedtailor.methods.per_fedavg import PerFedAvg
-from fedtailor.streams import torch_stream
 from tests.helpers import final, quadratic_clients, run_quadratic
-from tests.learning.test_steps import client
+from tests.local.test_steps import client
 from tests.methods.test_pgfed import MOMENTUM, SMALL, Problem, close, on_a_network, on_quadratics, watched, who
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.federation.rounds import Federation
-from fedtailor.learning.descent import Descent, batches
+from fedtailor.local.descent import Descent, batches
+from fedtailor.local.streams import torch_stream
 from fedtailor.method import Replies
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.pfedmb import PFedMB, project
-from fedtailor.streams import torch_stream
+from fedtailor.server.loop import Federation
 from tests.helpers import assert_same, digits, final
 
 SHAPES = [(7, 64), (6, 7), (10, 6)]  # of the layers of mlp:7,6 on digits

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.federation.rounds import Federation
 from fedtailor.method import Replies
+from fedtailor.server.loop import Federation
 from tests.helpers import assert_same, digits, final
 
 SIZES = [13, 7, 20, 9, 5]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.learning.descent import Descent, batches
+from fedtailor.local.descent import Descent, batches
+from fedtailor.local.streams import torch_stream
 from fedtailor.method import Message, Method, Replies, Server
 from fedtailor.methods.pgfed import PGFed
-from fedtailor.streams import torch_stream
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
 
 SMALL: dict[str, Any] = {

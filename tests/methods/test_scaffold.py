@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.engines import Bench, Result, Task
+from fedtailor.transport import Bench, Result, Task
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
 
 MOMENTUM = {"momentum": 0.8, "weight_decay": 0.05}

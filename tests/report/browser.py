@@ -133,8 +133,8 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
-    def picture(self, path: Path) -> None:
-        """A picture of the whole page."""
+    def figure(self, path: Path) -> None:
+        """A figure of the whole page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)

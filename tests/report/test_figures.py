@@ -12,15 +12,15 @@ import torch
 import fedtailor as ft
 from fedtailor.method import Message, Server
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.report.diagnostics import diagnostics
 from fedtailor.report.figures import clients, curves, evenly, gains, partitions
 from fedtailor.report.interactive import chart
 from fedtailor.report.marks import GREY, PALETTE, Bars, Curve, Figure, Heat, Network, Points, Style, styles
 from fedtailor.report.page import Report, prepare
 from fedtailor.report.paper import draw, save
-from fedtailor.report.pictures import pictures
 from fedtailor.report.runs import read_runs
-from fedtailor.report.summary import Summary, summarize
-from tests.report.conftest import OWN_PICTURES, SMALL
+from fedtailor.studies.summary import Summary, summarize
+from tests.report.conftest import OWN_FIGURES, SMALL
 from tests.report.made_up import made_up
 
 
@@ -116,7 +116,7 @@ def test_the_partition_is_the_recorded_one_with_like_clients_side_by_side(report
 
 def own(report: Report, method: str) -> list[Figure]:
     line = next(line for line in report.summary.lines if line.method == method)
-    return pictures(line, Style(PALETTE[0]))
+    return diagnostics(line, Style(PALETTE[0]))
 
 
 def test_pgfeds_change_comes_with_the_two_regressions_of_its_paper(report: Report) -> None:
@@ -135,7 +135,7 @@ def test_pgfeds_change_comes_with_the_two_regressions_of_its_paper(report: Repor
     assert f"({r_rows})" in figure.caption
 
 
-def test_other_methods_pictures_are_what_they_recorded(report: Report) -> None:
+def test_other_methods_figures_are_what_they_recorded(report: Report) -> None:
     results = {line.method: line.results[0] for line in report.summary.lines}
     (alpha,) = own(report, "pfedmb")
     assert len(alpha.panels) == 2  # layers of the mlp
@@ -179,7 +179,7 @@ class Talkative(FedAvg):
         return {"total": n.sum(), "samples": n, "pairs": torch.outer(n, n), "odd": torch.zeros(3, 2)}
 
 
-def test_a_method_of_ones_own_gets_pictures_of_what_it_shows(tmp_path: Path) -> None:
+def test_a_method_of_ones_own_gets_figures_of_what_it_shows(tmp_path: Path) -> None:
     ft.run(Talkative(), out=tmp_path / "run", **SMALL)
     report = prepare(read_runs([tmp_path]))
     figures = {figure.title: figure for figure in report.sections[-1].figures}
@@ -212,9 +212,9 @@ def test_figures_for_a_paper_show_the_same_numbers(summary: Summary) -> None:
     assert np.array_equal(draw(partition).axes[0].images[0].get_array(), [[10, 10], [10, 10]])
 
 
-def test_every_picture_can_be_drawn_for_a_paper(report: Report, tmp_path: Path) -> None:
+def test_every_figure_can_be_drawn_for_a_paper(report: Report, tmp_path: Path) -> None:
     for figure in report.figures:
-        if figure.name.partition("-")[0] in OWN_PICTURES:
+        if figure.name.partition("-")[0] in OWN_FIGURES:
             draw(figure).draw_without_rendering()  # a glyph that the font does not have would be a warning
     (curves, *_) = report.figures
     files = [path.read_bytes() for path in save([curves], tmp_path / "one")]

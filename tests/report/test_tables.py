@@ -12,7 +12,6 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import FedtailorError
-from fedtailor.measures import holm, wilcoxon
 from fedtailor.report.tables import (
     Line,
     Summary,
@@ -24,6 +23,7 @@ from fedtailor.report.tables import (
     summarize,
     write_tables,
 )
+from fedtailor.studies.measures import holm, wilcoxon
 from tests.report.made_up import made_up
 
 SMALL = {"data": "digits", "clients": 6, "rounds": 3, "model": "mlp:16", "engine": "in-process"}

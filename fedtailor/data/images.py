@@ -1,0 +1,77 @@
+"""The user's own images: a folder of client/class/image."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedtailor.data.arrays import encode
+from fedtailor.data.dataset import Dataset, without_labels
+from fedtailor.data.info import damaged
+from fedtailor.errors import FedtailorError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+
+
+def open_image(file: str | Path, contents: bytes) -> Image.Image:
+    """The decoded image."""
+    try:
+        image = Image.open(BytesIO(contents))
+        image.load()
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
+        raise damaged(file, "it is not a image, or truncated") from None
+    return image
+
+
+def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Dataset:
+    """All images, grey if all are grey and colour otherwise, resized to size × size if that is given. Unless
+    `labelled`, they may also lie in the folder itself."""
+    if size is not None and size < 1:
+        raise FedtailorError(f"image_size is {size}: give the number of pixels per side, 1 or more.")
+    files = _files(folder, "*/*/*")
+    loose = [] if files or labelled else _files(folder, "*")
+    if not files and not loose:
+        raise FedtailorError(
+            f"The folder {folder} holds no images: it needs them as client/class/image, "
+            "for example hospital-a/healthy/0001.png."
+        )
+    images = [_pixels(file, size) for file in files or loose]
+    _check_sizes(files or loose, images)
+    if any(image.ndim == 3 for image in images):
+        images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in images]
+    x = torch.from_numpy(np.stack(images))
+    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+    if loose:
+        return without_labels(folder.resolve().name, x)
+    y, classes = encode(np.array([file.parent.name for file in files]), f"The classes of {folder}")
+    client, names = encode(np.array([file.parent.parent.name for file in files]), f"The clients of {folder}")
+    return Dataset(folder.resolve().name, x, y, classes, client=client, client_names=names)
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The images of a folder, in the order of their names."""
+    return sorted(file for file in folder.glob(pattern) if file.suffix.lower() in SUFFIXES)
+
+
+def _pixels(file: Path, size: int | None) -> NDArray[np.uint8]:
+    """(height, width) of a grey image, (height, width, 3) of any other."""
+    image = open_image(file, file.read_bytes())
+    if image.mode.startswith(("I", "F")):
+        raise FedtailorError(f"The image {file} has more than 8 bits per pixel: save it with 8.")
+    image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    if size is not None:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def _check_sizes(files: list[Path], images: list[NDArray[np.uint8]]) -> None:
+    for file, image in zip(files, images, strict=True):
+        if image.shape[:2] != images[0].shape[:2]:
+            sizes = [f"{shape[1]}×{shape[0]}" for shape in (images[0].shape, image.shape)]
+            raise FedtailorError(
+                f"The images differ in size: {files[0]} is {sizes[0]}, {file} is {sizes[1]}; "
+                "say with --image-size what to resize them to."
+            )

@@ -1,0 +1,1 @@
+"""From a run to models in use: export, model files, prediction, adaptation."""

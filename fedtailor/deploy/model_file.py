@@ -1,0 +1,126 @@
+"""A model on its own: a state dict as safetensors, with all that one must know to use it.
+
+The description is in the file's header, and beside it as JSON for people and other programs. Reading a file runs
+no code that the file names.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedtailor.deploy.onnx import OnnxNetwork
+from fedtailor.errors import FedtailorError
+from fedtailor.models import CATALOGUE, ModelLike, build_model
+from fedtailor.models.expression import build_expression
+from fedtailor.store import write_atomically
+
+HEADER = "fedtailor"  # the description's name in the header
+
+
+class Description(BaseModel):
+    """What a model file says of itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    fedtailor: str = Field(description="the version that wrote it")
+    kind: Literal["personal", "global", "adapted"]
+    client: int | None = Field(description="the client's number; none for the global model")
+    name: str | None = Field(description="the client's name")
+    method: str
+    parameters: dict[str, object] = Field(description="the method's own")
+    data: str
+    round: int = Field(description="after which the model was taken")
+    rounds: int = Field(description="that were asked for")
+    fine_tuned: int = Field(description="epochs on the client's own data that came on top")
+    experiment: str = Field(description="checksum (SHA-256) of all settings that decide about the numbers")
+    accuracy: float | None
+    loss: float | None
+    test_samples: int
+    measured: str = Field(description="what accuracy and loss are, in words")
+    network: str = Field(description="its name in fedtailor")
+    layers: str | None = Field(description="the network in plain PyTorch, if it is made of torch.nn's layers alone")
+    load: list[str] = Field(description="three lines of Python that load the model")
+    input_shape: tuple[int, ...] = Field(description="of one sample")
+    dtype: Literal["float32", "float64"]
+    pixels: Literal["unit", "signed"]
+    preprocessing: str = Field(description="what is done to samples before they are inputs, in words")
+    classes: tuple[str, ...] = Field(description="in the order of the outputs; none for a regression")
+    outputs: int = Field(description="of the network")
+    counted: int = Field(description="the first so many of the outputs count")
+
+
+def files_of(stem: Path, onnx: bool) -> list[Path]:
+    """The files that a model is written to."""
+    return [stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", *((".onnx",) if onnx else ()))]
+
+
+def check_free(files: list[Path], overwrite: bool) -> None:
+    """Refuse to write over what is there already, and into what is no directory."""
+    folder = files[0].parent
+    if folder.exists() and not folder.is_dir():
+        raise FedtailorError(f"{folder} is a file: choose a directory.")
+    if not overwrite and (there := next((file for file in files if file.exists()), None)):
+        raise FedtailorError(f"{there} exists already: choose another place, or allow it with --overwrite.")
+
+
+def write_model(
+    stem: Path, state: dict[str, Tensor], description: Description, onnx: OnnxNetwork | None = None
+) -> list[Path]:
+    """Write a model's files; the first is the model itself."""
+    text = description.model_dump_json(indent=2) + "\n"
+    state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+    contents = [save(state, {HEADER: text}), text.encode(), *([onnx.bytes(state, text)] if onnx else [])]
+    files = files_of(stem, onnx is not None)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in zip(files, contents, strict=True):
+        write_atomically(file, content)
+    return files
+
+
+def read_model(path: str | Path) -> tuple[Description, dict[str, Tensor]]:
+    """The description and the state dict of a model file, given by its name or that of the JSON beside it."""
+    path = Path(path)
+    path = path.with_suffix(".safetensors") if path.suffix == ".json" else path
+    if not path.is_file():
+        raise FedtailorError(f"There is no model file {path}: make one with `fedtailor export`.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    except (OSError, SafetensorError):
+        raise FedtailorError(f"The file {path} cannot be read: it is no safetensors file, or a damaged one.") from None
+    try:
+        return Description.model_validate_json(header[HEADER]), state
+    except (KeyError, ValidationError):
+        raise FedtailorError(
+            f"The file {path} is no model that fedtailor exported: its header does not say so."
+        ) from None
+
+
+def load_model(path: str | Path, model: ModelLike | None = None) -> nn.Module:
+    """The network of a model file, ready to predict. A network that is a class of your own is code, which no file can
+    bring along: pass it, or its name `module:Class`, as `model`."""
+    return built(path, *read_model(path), model)
+
+
+def built(path: str | Path, about: Description, state: dict[str, Tensor], model: ModelLike | None = None) -> nn.Module:
+    """The network that a description tells of, with these values."""
+    known = about.network.partition(":")[0] in CATALOGUE
+    try:
+        if model is None and about.layers is not None:
+            module = build_expression(about.layers)
+        elif model is not None or known:
+            module = build_model(model or about.network, about.input_shape, about.outputs, 0)
+        else:
+            raise FedtailorError(
+                f"The network of {path} is a class of its own ({about.network}), which is code: say which one to use "
+                f"with --model module:Class (model= in Python)."
+            )
+        module.load_state_dict(state, assign=True)
+    except RuntimeError:
+        raise FedtailorError(f"The network and the values of {path} do not fit together.") from None
+    return module.eval()

@@ -1,0 +1,149 @@
+"""Predictions of a model file: on arrays, on any data set, or on the samples of a run's clients."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.api import isolated, load
+from fedtailor.data import Dataset
+from fedtailor.data.arrays import as_array, as_features
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
+from fedtailor.data.federated import SPLITS, as_inputs
+from fedtailor.deploy.model_file import built, read_model
+from fedtailor.errors import FedtailorError, brief, unknown
+from fedtailor.local.descent import EVALUATION_BATCH
+from fedtailor.models import ModelLike
+from fedtailor.simulation import deal_data
+
+PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+Samples = tuple[Tensor, list[str]]  # inputs, and what they are, where that is known
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model makes of samples: its outputs, samples × classes, and the names of the classes in their order."""
+
+    outputs: Tensor
+    classes: tuple[str, ...] = ()  # none for a regression
+    labels: list[str] = field(default_factory=list)  # what the samples are, where that is known
+
+    @property
+    def probabilities(self) -> Tensor:
+        return self.outputs.softmax(1)
+
+    @property
+    def predicted(self) -> list[str]:
+        """The name of each sample's most probable class."""
+        return [self.classes[number] for number in self.outputs.argmax(1).tolist()] if self.classes else []
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the samples that were predicted right, if they have labels."""
+        if not self.labels or not self.classes:
+            return None
+        return sum(one == other for one, other in zip(self.predicted, self.labels, strict=True)) / len(self.labels)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A sample at a time: what it is taken for, and how probable that is; the outputs of a regression."""
+        if not self.classes:
+            for sample, outputs in enumerate(self.outputs.tolist()):
+                yield {"sample": sample} | {f"output {number}": value for number, value in enumerate(outputs)}
+            return
+        for sample, (name, row) in enumerate(zip(self.predicted, self.probabilities.tolist(), strict=True)):
+            label = {"label": self.labels[sample]} if self.labels else {}
+            each = {f"p({name})": value for name, value in zip(self.classes, row, strict=True)}
+            yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
+
+    def csv(self) -> str:
+        """The rows as a table with a header."""
+        text, rows = StringIO(), list(self.rows())
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+
+def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
+    """What a model file makes of samples: an array or tensor (samples, …) of features, or of uint8 pixels.
+
+    `model` is the network, for those that a file alone cannot bring along (see `load_model`).
+    """
+    reader = Model(path, model)
+    return reader.predict(reader.inputs(as_features(as_array(x), "x", double=True)))
+
+
+class Model:
+    """A model file at work."""
+
+    def __init__(self, path: str | Path, model: ModelLike | None = None) -> None:
+        self.path = path
+        self.about, state = read_model(path)
+        self.module = built(path, self.about, state, model)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Samples as they were in their source, made into what the network was trained on."""
+        return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, labels: list[str] | None = None) -> Predictions:
+        """What the network makes of inputs."""
+        if len(x) == 0:
+            raise FedtailorError("There are no samples to predict: choose another client or part.")
+        if tuple(x.shape[1:]) != self.about.input_shape:
+            given, wanted = ("×".join(map(str, shape)) for shape in (x.shape[1:], self.about.input_shape))
+            raise FedtailorError(
+                f"The samples have the shape {given}, but the model {self.path} was made for {wanted}."
+            )
+        with isolated():
+            try:
+                outputs = torch.cat([self.module(piece) for piece in x.split(EVALUATION_BATCH)])
+            except Exception as error:  # a network of the user's own may do anything
+                raise FedtailorError(
+                    f"The network of {self.path} cannot take these samples ({brief(error)})."
+                ) from error
+        return Predictions(outputs.reshape(len(x), -1)[:, : self.about.counted], self.about.classes, labels or [])
+
+    def of_data(self, data: Dataset, client: str | None = None, part: str | None = None) -> Samples:
+        """A data set's samples: all, or those of one client or one part (train, validation, test) that it names."""
+        chosen = torch.ones(len(data), dtype=torch.bool)
+        if client is not None:
+            if data.client is None:
+                raise FedtailorError(f"The data set {data.name!r} names no clients: leave --client out.")
+            if client not in data.client_names:
+                raise unknown("client", client, data.client_names)
+            chosen &= data.client == data.client_names.index(client)
+        if part is not None:
+            if data.part is None:
+                raise FedtailorError(f"The data set {data.name!r} has no official split: leave --part out.")
+            chosen &= data.part == PARTS[_known(part)]
+        names = [data.classes[number] for number in data.y[chosen].tolist()] if data.classes else []
+        return self.inputs(data.x[chosen]), names
+
+    def of_run(
+        self, path: Path, client: str | None = None, part: str | None = None, data_dir: str | None = None
+    ) -> Samples:
+        """The samples of a run's clients as they were dealt: of all or one of them, of all their parts or one."""
+        result = load(path)
+        here = data_dir or result.experiment.data_dir
+        changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
+        data = deal_data(result.experiment.model_copy(update=changes))
+        first, last = SPLITS["all" if part is None else _known(part)]
+        pieces, names = [], []
+        for number in range(data.clients) if client is None else [result.number_of(client)]:
+            start, end = (int(data.bounds[number, column]) for column in (first, last))
+            pieces.append(data.x[start:end])
+            classes = data.classes_of(number)
+            names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
+        return torch.cat(pieces), names
+
+
+def _known(part: str) -> str:
+    if part not in PARTS:
+        raise unknown("part", part, PARTS)
+    return part

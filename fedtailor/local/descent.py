@@ -1,0 +1,229 @@
+"""Local descent: the loop over batches that every method shares, on flat vectors.
+
+One step is θ ← θ − lr · v with v ← momentum · v + (∇f(θ) + correction + weight_decay · θ), as in `torch.optim.SGD`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.errors import FedtailorError
+from fedtailor.local.chain import find_chain
+from fedtailor.local.network import Loss, Network
+
+Correction = Tensor | Callable[[Tensor], Tensor]
+
+EVALUATION_BATCH = 128  # samples a pass that needs no batches of its own; fixed, as it decides about last bits
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a client descends: what `torch.optim.SGD` and a loader would be told."""
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 1
+    steps: int | None = None  # in place of epochs: exactly so many batches
+    batch: int | None = 32  # None: the whole training set is one batch
+    drop_last: bool = False  # leave out an epoch's incomplete batch, unless it is the only one
+
+
+def step_count(samples: int, how: Descent) -> int:
+    """The number of steps of one descent."""
+    return how.steps if how.steps is not None else how.epochs * _batches_in_epoch(samples, how)
+
+
+def _batches_in_epoch(samples: int, how: Descent) -> int:
+    size = how.batch or samples
+    return max(1, samples // size) if how.drop_last else -(-samples // size)
+
+
+def batches(samples: int, how: Descent, stream: torch.Generator, device: torch.device) -> Iterator[Tensor | None]:
+    """The samples of each step, shuffled anew every epoch; None stands for all of them."""
+    size, count = how.batch or samples, _batches_in_epoch(samples, how)
+    for step in range(step_count(samples, how)):
+        if size >= samples:
+            yield None
+            continue
+        if step % count == 0:
+            pieces = torch.randperm(samples, generator=stream, device="cpu").to(device).split(size)
+        yield pieces[step % count]
+
+
+def take(x: Tensor, samples: Tensor | None) -> Tensor:
+    """The chosen samples. Images keep their channels last, which is also the order that copies fastest."""
+    if samples is None:
+        return x
+    if x.dim() == 4:
+        return x.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
+    return x.index_select(0, samples)
+
+
+@dataclass
+class Batch:
+    """Samples on their way through the network: what an objective of a method's own is made from."""
+
+    network: Network
+    loss_function: Loss
+    x: Tensor
+    y: Tensor
+    samples: Tensor | None = None  # their numbers in the client's training set; None: all of them
+
+    @cached_property
+    def features(self) -> Tensor:
+        """What the body makes of the samples."""
+        found = self.network.features(self.x)
+        if found is None:
+            raise FedtailorError("This method needs a network that can be cut between its body and its head.")
+        return found
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        head = self.network.head_module() if "features" in vars(self) else None
+        return self.network(self.x) if head is None else head(self.features)
+
+    @property
+    def loss(self) -> Tensor:
+        return self.loss_function(self.outputs, self.y)
+
+
+Objective = Callable[[Batch], Tensor]
+
+
+def plain_loss(batch: Batch) -> Tensor:
+    return batch.loss
+
+
+def descend(
+    network: Network,
+    theta: Tensor,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    how: Descent,
+    stream: torch.Generator,
+    *,
+    correction: Correction | None = None,
+    scale: Tensor | None = None,
+    part: slice | None = None,
+    velocity: Tensor | None = None,
+    each_step: Callable[[Tensor], None] | None = None,
+    objective: Objective | None = None,
+) -> Tensor:
+    """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
+
+    `correction` is added to every gradient: a constant vector, or a function of the present one. `scale` multiplies
+    the sum, as a learning rate of its own for every entry. `part` restricts the steps to a slice (all these vectors
+    then have its length); the head alone trains on features that are computed once. `velocity` is the momentum to
+    begin with, updated in place. `each_step` is called after every step with the present vector. `objective` stands
+    for the plain loss of a batch.
+    """
+    part = part or slice(0, network.size)
+    network.vector.copy_(theta)
+    function = network.module
+    if objective is None:
+        function, x = _trained_function(network, x, part)
+    else:
+        network.module.train()
+    vector, gradient = network.vector[part], network.gradient[part]
+    still = [s for s in network.statistics if s.start < (part.stop or 0) and s.stop > part.start]
+    chain = find_chain(function, x) if objective is None else None
+    with torch.no_grad():
+        x = chain.begin(x) if chain is not None else x
+        for chosen in batches(len(x), how, stream, x.device):
+            xs, ys = take(x, chosen), take(y, chosen)
+            if chain is not None:
+                chain.differentiate(xs, ys, loss)
+            else:
+                network.gradient.zero_()
+                with torch.enable_grad():
+                    value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
+                value.backward()
+            if correction is not None:
+                gradient.add_(correction(vector) if callable(correction) else correction)
+            if how.weight_decay:
+                gradient.add_(vector, alpha=how.weight_decay)
+            if scale is not None:
+                gradient.mul_(scale)
+            for statistic in still:
+                network.gradient[statistic].zero_()
+            if how.momentum:
+                velocity = gradient.clone() if velocity is None else velocity.mul_(how.momentum).add_(gradient)
+            vector.add_(gradient if velocity is None else velocity, alpha=-how.lr)
+            if each_step is not None:
+                each_step(vector)
+    return network.vector.clone()
+
+
+def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_loss) -> Tensor:
+    """The gradient of a batch's loss, or of another objective, at `theta`."""
+    network = _at(theta, batch)
+    chain = find_chain(network.module, batch.x) if objective is plain_loss else None
+    if chain is not None:
+        with torch.no_grad():
+            chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
+    else:
+        objective(batch).backward()
+    return network.gradient.clone()
+
+
+def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
+    """∇²f(θ) times a direction, exactly: the gradient of ⟨∇f(θ), direction⟩."""
+    network = _at(theta, batch)
+    parameters = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
+    network.gradient.copy_(direction)
+    directions = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    network.gradient.zero_()
+    gradients = torch.autograd.grad(batch.loss, parameters, create_graph=True)
+    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
+    assert isinstance(slope, Tensor)
+    slope.backward()
+    return network.gradient.clone()
+
+
+def _at(theta: Tensor, batch: Batch) -> Network:
+    """The batch's network at `theta`, about to be trained."""
+    network = batch.network
+    network.module.train()
+    network.vector.copy_(theta)
+    network.gradient.zero_()
+    return network
+
+
+def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Module, Tensor]:
+    """What is run in each step and on what: the network on the samples or, if only the head is trained, the head on
+    the features of a frozen body. A frozen body computes as it does when it predicts."""
+    head_only = part == network.head and network.head != slice(0, network.size)
+    network.module.train(not head_only)
+    if not head_only:
+        return network.module, x
+    head = network.head_module()
+    for layer in [head] if head is not None else map(network.module.get_submodule, network.head_names):
+        layer.train()
+    features = frozen_features(network, x)
+    return (network.module, x) if features is None or head is None else (head, features)
+
+
+@torch.no_grad()
+def frozen_features(network: Network, x: Tensor) -> Tensor | None:
+    """The body's features of all samples, or None if the network has no cut between body and head."""
+    pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
+    found = [piece for piece in pieces if piece is not None]
+    return torch.cat(found) if len(found) == len(pieces) else None
+
+
+def mean_gradient(network: Network, theta: Tensor, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """The loss at `theta` as a mean over all samples, and its gradient: one pass over the data."""
+    network.vector.copy_(theta)
+    network.module.eval()
+    network.gradient.zero_()
+    total = torch.zeros((), device=theta.device, dtype=theta.dtype)
+    for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
+        value = loss(network(xs), ys) * (len(xs) / len(x))
+        value.backward()
+        total += value.detach()
+    return total, network.gradient.clone()

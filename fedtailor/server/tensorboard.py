@@ -1,0 +1,41 @@
+"""The figures of every round for TensorBoard, beside the run's own record."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+from fedtailor.errors import FedtailorError
+from fedtailor.server.loop import Federation
+from fedtailor.server.record import Record
+
+
+def check_installed() -> None:
+    """Before the run begins, not after its first round."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise FedtailorError(
+            "TensorBoard is not installed: pip install 'fedtailor[tensorboard]', or leave --tensorboard out."
+        ) from None
+
+
+@contextmanager
+def scalars(run: Federation) -> Iterator[Callable[[Record], None]]:
+    """What writes a round's figures under the names of the record, if the experiment asks for it. A resumed run goes
+    on after its checkpoint: what was written of later rounds is void."""
+    if not run.experiment.tensorboard:
+        yield lambda record: None
+        return
+    if run.directory is None:
+        raise FedtailorError("TensorBoard's files need a run directory: give --out (out= in Python).")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with closing(SummaryWriter(run.directory.path / "tensorboard", purge_step=run.finished + 1)) as writer:
+
+        def write(record: Record) -> None:
+            for name, value in record.items():
+                if isinstance(value, int | float) and name != "round":
+                    writer.add_scalar(name, value, record["round"])
+            writer.add_scalar("participants", len(record["participants"]), record["round"])
+            writer.flush()
+
+        yield write

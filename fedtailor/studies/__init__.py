@@ -1,0 +1,1 @@
+"""Many runs as one piece of work: comparison, advice, reproduction, statistics."""

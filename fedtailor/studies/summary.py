@@ -1,0 +1,348 @@
+"""Many comparable runs in a few lines: one for each method and choice of settings, over its seeds, with what it gains,
+what it costs, and whether it differs from the best by more than chance."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+from fedtailor.api import RunResult
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import DATA_SETTINGS
+from fedtailor.server.record import Record
+from fedtailor.studies.measures import (
+    Accuracies,
+    client_accuracies,
+    holm,
+    individual_gains,
+    samples_per_second,
+    until,
+    wilcoxon,
+)
+from fedtailor.studies.runner import NO_MATTER
+
+LEVEL = 0.05  # a corrected p-value below it is a significant difference
+# What tells nothing about a line: it is the same for all, or does not change what is compared.
+_COMMON = {*NO_MATTER, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method with one choice of settings, over its seeds. Accuracies are shares of 1; None is: there is none."""
+
+    title: str
+    method: str
+    settings: Record  # what differs from line to line
+    results: tuple[RunResult, ...]  # one a seed
+    accuracy: float | None  # mean over seeds
+    accuracy_std: float | None  # over seeds, with n - 1; None for one seed
+    loss: float | None
+    worst_decile: float | None
+    rounds_to_target: float | None  # mean over seeds; None if a seed does not reach it
+    bytes_to_target: float | None
+    samples_per_second: float | None
+    bytes: float  # up and down, mean over seeds
+    gain: float | None = None  # over Local: mean over clients, mean over seeds
+    gain_std: float | None = None  # over clients (with n), mean over seeds
+    losing: float | None = None  # clients worse than with Local, mean over seeds
+    clients: int | None = None  # of which so many were compared
+    speed_up: float | None = None  # in rounds to the target, over the slowest line that reaches it
+    p: float | None = None  # of the difference from the best line, corrected; None for the best itself
+    best: bool = False
+    second: bool = False
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(result.experiment.seed for result in self.results)
+
+    @property
+    def finished(self) -> bool:
+        return all(result.finished for result in self.results)
+
+    @property
+    def like_best(self) -> bool:
+        """Not significantly different from the best line."""
+        return self.p is not None and self.p >= LEVEL
+
+    def record(self) -> Record:
+        """All figures as plain values."""
+        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
+        return {**figures, "seeds": list(self.seeds), "finished": self.finished, "like_best": self.like_best}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The lines of a comparison, and what must be known to read them."""
+
+    title: str
+    lines: tuple[Line, ...]
+    target: float | None
+    base: str | None  # the line of Local that gains are measured against
+
+    @property
+    def best(self) -> Line | None:
+        return next((line for line in self.lines if line.best), None)
+
+    def record(self) -> Record:
+        lines = [line.record() for line in self.lines]
+        return {"title": self.title, "target": self.target, "base": self.base, "caption": self.caption, "lines": lines}
+
+    @cached_property
+    def caption(self) -> str:
+        """The evaluation protocol, and what is tested."""
+        return " ".join(_sentences(self))
+
+
+# --- the numbers ---
+
+
+def summarize(results: Sequence[RunResult], target: float | None = None) -> Summary:
+    """Lines of comparable runs, in the order in which they first appear. Without a target accuracy, it is what the
+    worst run comes to, rounded down to a whole percent."""
+    if not results:
+        raise FedtailorError("There is no run to make a table of.")
+    if target is not None and not 0 < target <= 1:
+        raise FedtailorError(f"The target accuracy is {target:g}, but it must be above 0 and at most 1.")
+    check_comparable(results)
+    if target is None:
+        found = [result.accuracy for result in results if result.accuracy is not None]
+        target = math.floor(100 * min(found) + 1e-9) / 100 if found else None
+    groups = _groups(results)
+    lines = [_line(group, settings, target or None) for group, settings in zip(groups, _varied(groups), strict=True)]
+    lines, base = _with_gains(lines)
+    lines = _with_significance(_with_speed_up(_ranked(lines)))
+    return Summary(_title(results), tuple(lines), target or None, base)
+
+
+def check_comparable(results: Sequence[RunResult]) -> None:
+    """Refuse runs on other clients, other samples or by another protocol than the rest; the field is named."""
+    of_seed: dict[int, RunResult] = {}
+    for result in results:
+        first, twin = results[0], of_seed.setdefault(result.experiment.seed, result)
+        if _samples(twin) != _samples(result):
+            _refuse(twin, result, _settings_of_data)
+        if twin is result:
+            _refuse_if_different(first, result, _settings_of_data)
+        _refuse_if_different(first, result, _protocol)
+
+
+def _samples(result: RunResult) -> Record:
+    """Who has which samples, whatever they are called and whatever the network."""
+    return {name: value for name, value in result.partition.items() if name not in ("data", "network")}
+
+
+def _settings_of_data(result: RunResult) -> Record:
+    names = [name for name in DATA_SETTINGS if name not in NO_MATTER]
+    experiment = result.experiment.model_dump(include={*names, "dtype"})
+    return {**{name: experiment[name] for name in names}, "clients": len(result.names), "dtype": experiment["dtype"]}
+
+
+def _protocol(result: RunResult) -> Record:
+    """Fine-tuning may differ: it makes another method of it, and the line's title says so."""
+    protocol = result.experiment.evaluation.model_dump(exclude={"fine_tune", "train"})
+    return {f"evaluation.{name}": value for name, value in protocol.items()}
+
+
+def _refuse_if_different(one: RunResult, other: RunResult, of: Callable[[RunResult], Record]) -> None:
+    if of(one) != of(other):
+        _refuse(one, other, of)
+
+
+def _refuse(one: RunResult, other: RunResult, of: Callable[[RunResult], Record]) -> None:
+    mine, theirs = of(one), of(other)
+    name = next((name for name in mine if mine[name] != theirs[name]), None)
+    if name is None:
+        what = f"the samples themselves are others in {_where(one)} than in {_where(other)}"
+    else:
+        values = (mine[name], theirs[name])
+        here, there = ("the default" if value is None else json.dumps(value) for value in values)
+        what = f"{name} is {here} in {_where(one)} and {there} in {_where(other)}"
+    raise FedtailorError(f"These runs cannot be compared: {what}.")
+
+
+def _where(result: RunResult) -> str:
+    return str(result.path or f"{result.experiment.method} with seed {result.experiment.seed}")
+
+
+def _identity(result: RunResult) -> tuple[str, Record, Record]:
+    """What makes a run belong to a line: the method, the settings, the method's parameters."""
+    settings = result.experiment.model_dump(exclude=_COMMON)
+    evaluation = settings.pop("evaluation")
+    settings["fine_tune"] = evaluation["fine_tune"]
+    return result.experiment.method, settings, result.experiment.parameters
+
+
+def _groups(results: Sequence[RunResult]) -> list[list[RunResult]]:
+    """The runs of each line by seed. Of equal runs the longest counts."""
+    groups: dict[str, dict[int, RunResult]] = {}
+    for result in results:
+        group = groups.setdefault(json.dumps(_identity(result), sort_keys=True), {})
+        before = group.get(result.experiment.seed)
+        if before is None or len(result.rounds) > len(before.rounds):
+            group[result.experiment.seed] = result
+    return [[group[seed] for seed in sorted(group)] for group in groups.values()]
+
+
+def _varied(groups: Sequence[Sequence[RunResult]]) -> list[Record]:
+    """What distinguishes each line: settings that are not the same in all of them, parameters that are not the same in
+    all lines of the method."""
+    identities = [_identity(group[0]) for group in groups]
+    varied = []
+    for method, settings, parameters in identities:
+        others = [of_other for name, _, of_other in identities if name == method]
+        shown = {n: v for n, v in parameters.items() if any(other.get(n) != v for other in others)}
+        shown |= {n: v for n, v in settings.items() if any(other[n] != v for _, other, _ in identities)}
+        varied.append(shown)
+    return varied
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean, if there is something of every seed."""
+    found = list(values)
+    return None if not found or None in found else fmean(value for value in found if value is not None)
+
+
+def _line(results: Sequence[RunResult], settings: Record, target: float | None) -> Line:
+    method = results[0].experiment.method
+    accuracies = [result.accuracy for result in results if result.accuracy is not None]
+    reached = [until(result, target) if target else None for result in results]
+    chosen = [result.chosen() for result in results]
+    return Line(
+        title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in settings.items())]),
+        method=method,
+        settings=settings,
+        results=tuple(results),
+        accuracy=fmean(accuracies) if accuracies else None,
+        accuracy_std=stdev(accuracies) if len(accuracies) > 1 else None,
+        loss=_mean(figures.get("loss") for figures in chosen),
+        worst_decile=_mean(figures.get("accuracy_worst_decile") for figures in chosen),
+        rounds_to_target=_mean(pair and pair[0] for pair in reached),
+        bytes_to_target=_mean(pair and pair[1] for pair in reached),
+        samples_per_second=_mean(samples_per_second(result) for result in results),
+        bytes=fmean(sum(r["bytes_up"] + r["bytes_down"] for r in result.rounds) for result in results),
+    )
+
+
+def _plain_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
+    """The gain of every line over the best line of Local on the same seeds."""
+    local = [line for line in lines if line.method == "local" and line.accuracy is not None]
+    if not local:
+        return lines, None
+    base = max(local, key=lambda line: line.accuracy or 0)
+    of_seed = {result.experiment.seed: result for result in base.results}
+    return [_gained(line, of_seed) if line is not base else line for line in lines], base.title
+
+
+def _gained(line: Line, base: dict[int, RunResult]) -> Line:
+    pairs = [(result, base.get(result.experiment.seed)) for result in line.results]
+    gains = [list(individual_gains(result, local).values()) for result, local in pairs if local is not None]
+    gains = [gained for gained in gains if gained]
+    if not gains:
+        return line
+    return replace(
+        line,
+        gain=fmean(fmean(gained) for gained in gains),
+        gain_std=fmean(pstdev(gained) for gained in gains),
+        losing=fmean(sum(gain < 0 for gain in gained) for gained in gains),
+        clients=round(fmean(map(len, gains))),
+    )
+
+
+def _ranked(lines: list[Line]) -> list[Line]:
+    """The best line and the second, by mean accuracy; equals share a place."""
+    places = sorted({line.accuracy for line in lines if line.accuracy is not None}, reverse=True)
+    if len(lines) < 2 or not places:
+        return lines
+    return [
+        replace(line, best=line.accuracy == places[0], second=len(places) > 1 and line.accuracy == places[1])
+        for line in lines
+    ]
+
+
+def _with_speed_up(lines: list[Line]) -> list[Line]:
+    slowest = max((line.rounds_to_target for line in lines if line.rounds_to_target), default=0.0)
+    return [replace(line, speed_up=slowest / rounds) if (rounds := line.rounds_to_target) else line for line in lines]
+
+
+def _with_significance(lines: list[Line]) -> list[Line]:
+    """Test each line against the best, over clients."""
+    best = next((line for line in lines if line.best), None)
+    if best is None:
+        return lines
+    raw = {place: wilcoxon(*_paired(line, best)) for place, line in enumerate(lines) if line is not best}
+    tested = {place: p for place, p in raw.items() if p is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return [replace(line, p=corrected.get(place)) for place, line in enumerate(lines)]
+
+
+def _paired(one: Line, other: Line) -> tuple[Accuracies, Accuracies]:
+    """Each client's accuracy in two lines, averaged over the seeds that both have."""
+    theirs = {result.experiment.seed: client_accuracies(result) for result in other.results}
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    for result in one.results:
+        accuracies = theirs.get(result.experiment.seed, {})
+        for client, accuracy in client_accuracies(result).items():
+            if client in accuracies:
+                pairs.setdefault(client, []).append((accuracy, accuracies[client]))
+    first = {client: fmean(a for a, _ in both) for client, both in pairs.items()}
+    return first, {client: fmean(b for _, b in both) for client, both in pairs.items()}
+
+
+# --- the words ---
+
+
+def _title(results: Sequence[RunResult]) -> str:
+    experiment = results[0].experiment
+    rounds = sorted({result.experiment.rounds for result in results})
+    seeds = sorted({result.experiment.seed for result in results})
+    shown = ", ".join(map(str, seeds))
+    return (
+        f"{experiment.data}, {len(results[0].names)} clients, {' or '.join(map(str, rounds))} rounds, "
+        f"seed{'s' if len(seeds) > 1 else ''} {shown}"
+    )
+
+
+def _sentences(summary: Summary) -> Iterable[str]:
+    """What stands below the table."""
+    lines = summary.lines
+    protocols = [line.results[0].experiment.evaluation for line in lines]
+    tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
+    yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words()
+    seeds = {line.seeds for line in lines}
+    if len(seeds) > 1:
+        yield "Lines differ in their seeds: what is compared is of the seeds that both have."
+    elif len(lines[0].seeds) > 1:
+        yield f"Mean ± standard deviation (n − 1) over {len(lines[0].seeds)} seeds."
+    if unfinished := [line.title for line in lines if not line.finished]:
+        yield f"Not finished: {'; '.join(unfinished)}."
+    if any(line.gain is not None for line in lines):
+        yield (
+            f"Gain over {summary.base}: mean ± standard deviation over clients, averaged over seeds, and how many "
+            "clients lose."
+        )
+    yield "Worst decile: mean of the worst tenth of the clients."
+    if summary.target is not None:
+        slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
+        yield f"Rounds and bytes until the accuracy is {100 * summary.target:g} %, mean over seeds{slowest}."
+    yield from _about_the_test(summary)
+
+
+def _about_the_test(summary: Summary) -> Iterable[str]:
+    best, tested = summary.best, [line for line in summary.lines if line.p is not None]
+    if best is None or not tested:
+        return
+    clients = min(len(_paired(line, best)[0]) for line in tested)
+    yield (
+        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} clients (their accuracy averaged "
+        f"over seeds) against {best.title}, corrected by Holm for {len(tested)} "
+        f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
+    )
+    if len(tested) * 2 / 2**clients >= LEVEL:
+        yield f"With {clients} clients and so many comparisons, this test cannot find any."

@@ -1,0 +1,81 @@
+"""Methods that take the steps themselves: batches, gradients, steps, objectives and curvature."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedtailor.local.client import Client
+from fedtailor.local.descent import Batch, Descent
+from fedtailor.local.network import Network
+from tests.local.test_descent import X, Y, small
+
+
+def client(batch_norm: bool = False, keep_momentum: bool = False, **settings: Any) -> Client:
+    network = Network(small(batch_norm))
+    how = Descent(**{"lr": 0.1, "batch": 8, "epochs": 2, **settings})
+    data, nothing = (X, Y), (X[:0], Y[:0])
+    initial = network.vector.clone()
+    return Client(1, 3, 5, {}, data, nothing, network, initial, functional.cross_entropy, how, keep_momentum)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"batch": None}])
+def test_steps_one_by_one_are_a_descent(settings: dict[str, Any], keep: bool, batch_norm: bool) -> None:
+    one, other = client(batch_norm, keep, **settings), client(batch_norm, keep, **settings)
+    theta = one.initial
+    for _ in range(2):  # two visits, so that kept momentum counts
+        one._velocities.clear()
+        expected, stepped = other.descend(theta), theta
+        for batch in one.batches():
+            stepped = one.step(stepped, one.gradient(stepped, batch))
+        assert torch.equal(stepped, expected)
+        theta = expected
+    assert one.state.keys() == other.state.keys()
+
+
+def test_an_objective_stands_for_the_loss() -> None:
+    def twice(batch: Batch) -> Tensor:
+        assert batch.samples is not None
+        assert torch.equal(X[batch.samples], batch.x)
+        assert torch.equal(batch.outputs, batch.network.module[-1](batch.features))  # type: ignore[index, operator]
+        return 2 * batch.loss
+
+    def once(batch: Batch) -> Tensor:
+        return batch.loss
+
+    one = client()
+    assert torch.equal(one.descend(one.initial, objective=twice), one.descend(one.initial, objective=once, lr=0.2))
+    torch.testing.assert_close(one.descend(one.initial, objective=once), one.descend(one.initial), rtol=0, atol=1e-14)
+    batch = next(iter(one.batches()))
+    assert torch.equal(one.gradient(one.initial, batch, twice), 2 * one.gradient(one.initial, batch, once))
+
+
+def test_a_batch_can_be_used_at_several_points() -> None:
+    one = client()
+    batch = next(iter(one.batches()))
+    first = one.gradient(one.initial, batch)
+    one.gradient(one.initial + 1, batch)
+    assert torch.equal(one.gradient(one.initial, batch), first)
+
+
+def test_the_hessian_product_is_exact() -> None:
+    one = client()
+    batch = next(iter(one.batches()))
+    theta = one.initial
+    v = torch.randn(len(theta), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    eps = 1e-6
+    numeric = (one.gradient(theta + eps * v, batch) - one.gradient(theta - eps * v, batch)) / (2 * eps)
+    product = one.hessian_product(theta, v, batch)
+    assert (product - numeric).norm() / numeric.norm() < 1e-6
+    w = torch.randn(len(theta), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert float(w @ product) == pytest.approx(float(v @ one.hessian_product(theta, w, batch)))  # symmetric
+
+
+def test_normalisation_layers_are_known() -> None:
+    network = Network(small(batch_norm=True))
+    assert network.norms == [network.layers["1"]]
+    assert Network(small()).norms == []

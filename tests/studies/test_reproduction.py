@@ -1,0 +1,198 @@
+"""Reproducing tables on small data: the real runs, what is kept of them, and how numbers are made of them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor.experiment import make_experiment
+from fedtailor.presets import Preset, Row, find_preset
+from fedtailor.simulation import Objects, prepare
+from fedtailor.studies.explicit import MU, RATE, STEPS, gains, personalize
+from fedtailor.studies.reproduction import Reproduction, counted_samples, markdown, run_cost
+from fedtailor.studies.runner import run_name
+
+SMALL: dict[str, Any] = {"data": "digits", "model": "mlp:16", "rounds": 3, "max_train": 30, "engine": "in-process"}
+
+
+def table(measure: str = "accuracy", **changes: Any) -> Preset:
+    rows = (
+        Row("local", "local", "local", {}, ("80.00 ± 0.10", "")),
+        Row("fedper", "FedPer", "fedper", {"epochs": 1}, ("85.5", "86.5")),
+        Row("fedmagic", "fedmagic", "fedmagic", {}, ("99.9", "99.9")),
+    )
+    columns: dict[str, Any] = {"few": {"clients": 4}, "many": {"clients": 8}}
+    return replace(Preset("own/table", "A table", "We", measure, dict(SMALL), columns, rows), **changes)
+
+
+def work(reproduction: Reproduction) -> None:
+    for path, experiment in reproduction.todo().items():
+        reproduction.run(path, experiment, lambda record: None, lambda run: None)
+
+
+def test_ours_stands_beside_theirs_and_the_missing_are_named(tmp_path: Path) -> None:
+    small = Reproduction(table(), tmp_path)
+    work(small)
+    outcome = small.outcome()
+    again = ft.run("fedper", clients=8, epochs=1, **SMALL)
+    assert again.accuracy is not None
+    fedper = outcome["rows"][1]["cells"][1]
+    assert fedper == {"column": "many", "paper": "86.5", "ours": 100 * again.accuracy, "spread": None}
+    assert outcome["rows"][2]["missing"]
+    text = markdown(outcome)
+    assert (
+        f"| FedPer | {outcome['rows'][1]['cells'][0]['ours']:.2f} | 85.5 | {100 * again.accuracy:.2f} | 86.5 |" in text
+    )
+    assert "| fedmagic | missing | 99.9 | missing | 99.9 |" in text
+    assert "Shortened" not in text
+
+
+def test_finished_runs_are_not_run_again_and_broken_ones_go_on(tmp_path: Path) -> None:
+    whole = Reproduction(table(), tmp_path / "whole")
+    work(whole)
+    broken = Reproduction(table(), tmp_path / "broken")
+    path, experiment = list(broken.experiments().items())[1]
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken.run(path, experiment, stop, lambda run: None)
+    half_made = next(iter(broken.experiments()))
+    half_made.mkdir(parents=True)
+    (half_made / "partition.json").write_text("{")  # ended in its first moment
+    assert len(broken.todo()) == 4
+    work(broken)
+    assert broken.todo() == {}
+    assert broken.outcome() == whole.outcome()
+    assert len(Reproduction(table(), tmp_path / "broken", seeds=2).todo()) == 4  # of the other seed alone
+
+
+def test_seeds_give_a_spread_and_fewer_rounds_are_said(tmp_path: Path) -> None:
+    short = Reproduction(table().of_column("few").of_rows(["fedper"]), tmp_path, seeds=2, changes={"rounds": 2})
+    work(short)
+    outcome = short.outcome()
+    found = [ft.run("fedper", **{**SMALL, "clients": 4, "epochs": 1, "rounds": 2, "seed": s}).accuracy for s in (0, 1)]
+    cell = outcome["rows"][0]["cells"][0]
+    assert cell["ours"] == pytest.approx(100 * fmean(a for a in found if a is not None))
+    assert cell["spread"] == pytest.approx(100 * pstdev(a for a in found if a is not None))
+    assert "Shortened: 2 of 3 rounds" in markdown(outcome)
+
+
+def test_rounds_to_a_target_end_a_run(tmp_path: Path) -> None:
+    preset = table("rounds", target=0.5).of_column("few").of_rows(["local"])
+    preset = replace(preset, settings={**preset.settings, "rounds": 30})
+    reproduction = Reproduction(preset, tmp_path)
+    work(reproduction)
+    path = next(iter(reproduction.experiments()))
+    records = ft.load(path).rounds
+    assert records[-1]["accuracy"] >= 0.5
+    assert all(record["accuracy"] < 0.5 for record in records[:-1])
+    assert reproduction.todo() == {}
+    assert reproduction.outcome()["rows"][0]["cells"][0]["ours"] == len(records) < 30
+    never = Reproduction(replace(preset, target=1.01), tmp_path / "never", changes={"rounds": 2})
+    work(never)
+    assert "| local | > 2 |" in markdown(never.outcome())
+
+
+def test_the_individual_gain_is_over_local_on_the_same_clients(tmp_path: Path) -> None:
+    reproduction = Reproduction(table("gain").of_column("many").of_rows(["fedper"]), tmp_path)
+    assert [experiment.method for experiment in reproduction.experiments().values()] == ["fedper", "local"]
+    work(reproduction)
+    fedper = ft.run("fedper", clients=8, epochs=1, **SMALL).per_client
+    local = ft.run("local", clients=8, **SMALL).per_client
+    differences = [100 * (fedper[c]["accuracy"] - local[c]["accuracy"]) for c in range(8)]
+    cell = reproduction.outcome()["rows"][0]["cells"][0]
+    assert cell["ours"] == pytest.approx(fmean(differences))
+    assert cell["spread"] == pytest.approx(pstdev(differences))
+
+
+def test_domains_are_groups_of_clients(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = (90, 60)
+    path = tmp_path / "two.npz"
+    client = np.repeat([0, 1], sizes)
+    np.savez(path, x=rng.normal(size=(150, 5)).astype("float32"), y=rng.integers(0, 2, 150), client=client)
+    row = Row("local", "local", "local", {}, ("1", "2", "3"))
+    settings = {"data": str(path), "clients": 4, "partition": "natural+iid", "model": "mlp:4", "rounds": 2,
+                "engine": "in-process"}  # fmt: skip
+    preset = Preset("own/domains", "t", "p", "accuracy", settings, {"0": {}, "1": {}, "Mean": {}}, (row,), domains=True)
+    reproduction = Reproduction(preset, tmp_path / "out")
+    work(reproduction)
+    assert len(reproduction.experiments()) == 1  # one run, three columns
+    result = ft.load(next(iter(reproduction.experiments())))
+    assert result.names == ("0-0", "0-1", "1-0", "1-1")
+    accuracy = [100 * result.per_client[c]["accuracy"] for c in range(4)]
+    ours = [cell["ours"] for cell in reproduction.outcome()["rows"][0]["cells"]]
+    assert ours == pytest.approx([fmean(accuracy[:2]), fmean(accuracy[2:]), fmean(accuracy)])
+
+
+def test_equal_experiments_are_one_run_whatever_runs_them() -> None:
+    one = make_experiment({"method": "pgfed", **SMALL})
+    assert run_name(one) == run_name(one.model_copy(update={"workers": 7, "states": "disk"}))
+    assert run_name(one) == run_name(one.model_copy(update={"parameters": {"mu": 0.1}}))  # the default
+    assert run_name(one) != run_name(one.model_copy(update={"parameters": {"mu": 0.2}}))
+    assert run_name(one) != run_name(one.model_copy(update={"rounds": 4}))
+
+
+def test_the_samples_of_a_run_are_foreseen() -> None:
+    """FedAvg: rounds × participants × epochs × samples. PFLEGO: two passes, whatever its inner steps."""
+    settings = {**SMALL, "clients": 6, "participation": 0.5, "epochs": 4, "rounds": 5}
+    for method, passes in (("fedavg", 4), ("pflego", 2)):
+        experiment = make_experiment({"method": method, **settings, "states": "disk"})
+        bench = prepare(experiment, Objects())
+        cost = run_cost(experiment, bench)
+        assert cost.samples == pytest.approx(5 * 3 * passes * float(bench.data.samples.double().mean()))
+        assert cost.seconds > 0
+
+
+def test_passes_are_counted() -> None:
+    experiment = make_experiment({"method": "fedavg", **SMALL, "clients": 2})
+    bench = prepare(experiment, Objects())
+    with counted_samples(bench.network) as passed:
+        bench.client(0, 1, {}).gradient(bench.initial)
+    assert sum(passed) == int(bench.data.samples[0])
+
+
+def test_explicit_steps_follow_the_others_risks() -> None:
+    """Figure 2 of PGFed, on clients with so few samples that drawing 50 of them is sampling their risks well enough."""
+    data = [(torch.full((2, 3), float(c)), torch.tensor([c % 2, c % 2])) for c in range(3)]
+    experiment = make_experiment({"method": "fedavg", "model": "logistic", "dtype": "float64", "test": 0.0,
+                                  "validation": 0.0, "data": "object:list"})  # fmt: skip
+    bench = prepare(experiment, Objects(data=data))
+    theta = bench.initial
+
+    def risk_gradient(vector: torch.Tensor, client: int) -> torch.Tensor:
+        return bench.client(client, 1, {}).gradient(vector)
+
+    for explicit in (False, True):
+        expected = theta
+        for _ in range(STEPS):
+            gradient = risk_gradient(expected, 0)
+            if explicit:
+                gradient = gradient + MU / 2 * (risk_gradient(expected, 1) + risk_gradient(expected, 2))
+            expected = expected - RATE * gradient
+        assert torch.allclose(personalize(bench, theta, explicit, 0), expected, rtol=0, atol=1e-12)
+
+
+def test_figure_two_measures_both_gains(tmp_path: Path) -> None:
+    preset = find_preset("pgfed/figure2")
+    settings = {**SMALL, "clients": 5, "evaluation": {"choose": "last"}}
+    reproduction = Reproduction(replace(preset, settings=settings), tmp_path)
+    assert len(reproduction.experiments()) == 1  # both begin with the same model
+    work(reproduction)
+    ours = [row["cells"][0]["ours"] for row in reproduction.outcome()["rows"]]
+    path = next(iter(reproduction.experiments()))
+    kept = json.loads((path / "explicit.json").read_text())
+    assert len(kept) == 5
+    assert ours[1] == pytest.approx(100 * fmean(kept))
+    result = ft.load(path)
+    bench, theta = result._federation.bench, result._federation.server.state["theta"]
+    assert list(gains(bench, theta, False, 1)) == json.loads((path / "implicit.json").read_text())

@@ -1,0 +1,154 @@
+"""Worker processes: shared memory, deaths, interruptions."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor.transport.shared_memory import Sheet
+from tests.helpers import assert_same, files, final, numbers
+
+SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 3}
+
+
+class Deadly(ft.Method):
+    """FedAvg whose client 3 kills its worker in round 2: once, or always."""
+
+    name = "deadly"
+    marker: str = ""
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        marker = Path(self.marker)
+        if client.id == 3 and client.round == 2 and (not self.marker or not marker.exists()):
+            if self.marker:
+                marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"theta": client.descend(message["theta"])}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_dies_is_replaced_and_its_work_repeated(workers: int, tmp_path: Path) -> None:
+    result = ft.run(Deadly(marker=str(tmp_path / "died")), engine="processes", workers=workers, **SMALL)
+    assert (tmp_path / "died").exists()
+    plain = ft.run("fedavg", engine="in-process", **SMALL)
+    assert numbers(result.rounds) == numbers(plain.rounds)
+    assert_same(final(result), final(plain))
+
+
+def test_a_client_that_kills_every_worker_is_left_out() -> None:
+    with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+        result = ft.run(Deadly(), engine="processes", workers=2, **SMALL)
+    assert [record["failed"] for record in result.rounds] == [[], [3], []]
+
+
+def test_no_worker_survives_a_run_or_an_interruption() -> None:
+    def stop(record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    before = children(os.getpid())
+    ft.run("fedavg", engine="processes", workers=2, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        ft.run("fedavg", engine="processes", workers=2, on_round=stop, **SMALL)
+    assert children(os.getpid()) <= before
+
+
+def test_a_method_defined_anywhere_works_in_workers() -> None:
+    class Here(ft.Method):
+        def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+            return {"theta": client.descend(message["theta"])}
+
+    assert_same(
+        final(ft.run(Here(), engine="processes", workers=2, **SMALL)), final(ft.run("fedavg", workers=1, **SMALL))
+    )
+
+
+def test_sheets_hold_tensors_of_all_kinds() -> None:
+    sheet = Sheet(1 << 16)
+    tensors = {
+        "vector": torch.randn(37),
+        "matrix": torch.randn(5, 3, dtype=torch.float64).T,
+        "scalar": torch.tensor(3),
+        "nothing": torch.empty(0),
+        "flags": torch.tensor([True, False]),
+    }
+    layout, room = sheet.write(tensors)
+    more, _ = sheet.write({"more": torch.ones(4)}, room)
+    assert_same(sheet.read(layout), tensors)
+    assert_same(sheet.read(more), {"more": torch.ones(4)})
+    with pytest.raises(ft.FedtailorError, match="do not fit what a worker shares"):
+        sheet.write({"large": torch.zeros(1 << 20)})
+
+
+def children(process: int) -> set[int]:
+    """The living children of a process."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == process and fields[0] != "Z":
+            found.add(int(path.parent.name))
+    return found
+
+
+def start(out: Path, rounds: int) -> subprocess.Popen[str]:
+    """A run by the command line, far from its end when it is stopped."""
+    options = ["--clients", "6", "--rounds", str(rounds), "--participation", "0.5", "--checkpoint-every", "3"]
+    command = [sys.executable, "-m", "fedtailor", "run", "ditto", *options, "--workers", "2", "--out", str(out)]
+
+    def hear_interrupts() -> None:  # also where the tests themselves run in the background, deaf to Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, preexec_fn=hear_interrupts, **pipes)
+
+
+def wait_for_round(out: Path, process: subprocess.Popen[str], number: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        path = out / "rounds.jsonl"
+        if path.exists() and path.read_text().count("\n") >= number:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    raise AssertionError("the run did not get on")
+
+
+def gone(processes: set[int]) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{number}").exists() for number in processes):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_stopped_from_outside_is_resumable_and_leaves_no_orphans(how: signal.Signals, tmp_path: Path) -> None:
+    rounds = 60
+    process = start(tmp_path / "stopped", rounds)
+    wait_for_round(tmp_path / "stopped", process, 5)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=30)
+    assert gone(workers)
+    if how == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert f"fedtailor resume {tmp_path / 'stopped'}" in errors.replace("\n", "")
+    assert len(ft.load(tmp_path / "stopped").rounds) < rounds
+    resumed = ft.resume(tmp_path / "stopped")
+    experiment = resumed.experiment.model_dump(exclude={"workers"})
+    whole = ft.run(**experiment, workers=1, out=tmp_path / "whole")
+    assert numbers(resumed.rounds) == numbers(whole.rounds)
+    assert files(tmp_path / "stopped/checkpoint") == files(tmp_path / "whole/checkpoint")
