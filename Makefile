@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run test bench format clean
+.PHONY: setup run quick test bench format clean
 
 setup: .venv/ready
 
@@ -15,6 +15,12 @@ setup: .venv/ready
 run: setup
 	$(BIN)/fedtailor compare local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --rounds 30 --seeds 0 --out comparisons/race
 	$(BIN)/fedtailor report comparisons/race --out race.html
+
+quick: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test: setup
 	$(BIN)/ruff check .

@@ -7,11 +7,11 @@ time: with one thread that is all the work there is, and the clock counts other 
    validation), LeNet, batches of 50, one epoch, no evaluation. Samples are counted through the body, forward and
    backward, and through the head. Passes are both ways of the body together: the way back counts twice, as it makes
    gradients by inputs and by weights. What time is over passes is what a method does beside them.
-2. PFLEGO over τ against FedPer with as many steps over all samples: a visit, the FedAvg CNN, 100 samples.
-3. pFedMB over branches: a visit (LeNet, batches of 64, 1,280 samples, one epoch) divided by its steps, which are an
-   epoch on α and one on W; with one branch the latter alone.
-4. The server: what it does to send and to receive in a round, as clients grow. All take part, with models of 100,000
-   parameters; and FedACS with 500 clients, 50 of them taking part, and 878,538 parameters.
+2. PFLEGO over τ against FedPer with as many steps over all samples: a participant's round, the FedAvg CNN, 100 samples.
+3. pFedMB over branches: a participant's round (LeNet, batches of 64, 1,280 samples, one epoch) divided by its steps,
+   which are an epoch on α and one on W; with one branch the latter alone.
+4. The server: what it does in a round to send, and to receive (aggregation included), as clients grow. All take part,
+   with models of 100,000 parameters; and FedACS with 500 clients, 50 of them taking part, and 878,538 parameters.
 """
 
 import tempfile
@@ -26,11 +26,12 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Goal, Seconds, best_of, profiled, table, timed
 from fedtailor.experiment import make_experiment
-from fedtailor.method import Message, Replies, Server
+from fedtailor.local.layout import Layout
+from fedtailor.method import Message, Server
 from fedtailor.methods import all_methods, find_method
-from fedtailor.server.loop import Federation
-from fedtailor.simulation import Objects, federation, prepare
-from fedtailor.store import States
+from fedtailor.server.aggregation import Aggregator
+from fedtailor.simulation import Objects, Simulation, prepare
+from fedtailor.store import Store
 
 SHAPE, CLASSES, CNN = (3, 32, 32), 10, 878_538  # the shape of CIFAR-10, and the FedAvg CNN's parameters there
 KEPT = {"fedacs": "w", "fedamp": "w", "fedfomo": "theta"}  # what these servers keep of every client
@@ -39,6 +40,7 @@ Samples = list[tuple[Tensor, Tensor]]
 
 
 def images(clients: int, samples: int) -> Samples:
+    """Random images for each client."""
     generator = torch.Generator().manual_seed(0)
     return [
         (torch.rand(samples, *SHAPE, generator=generator), torch.randint(CLASSES, (samples,), generator=generator))
@@ -46,12 +48,12 @@ def images(clients: int, samples: int) -> Samples:
     ]
 
 
-def started(method: str, model: str, data: Samples, **settings: Any) -> Federation:
-    """A federation before its first round. It evaluates nothing."""
+def started(method: str, model: str, data: Samples, **settings: Any) -> Simulation:
+    """Start a federation that evaluates nothing."""
     common: dict[str, Any] = {"epochs": 1, "lr": 0.01, "test": 0.0, "validation": 0.0, "engine": "in-process"}
     never = {"rounds": 1000, "evaluation": {"every": 1000}}
     experiment = make_experiment({"method": method, "model": model, **common, **never, **settings})
-    run = federation(experiment, prepare(experiment, Objects(data=data)), None)
+    run = Simulation(prepare(experiment, Objects(data=data)))
     run.start()
     return run
 
@@ -63,13 +65,13 @@ def in_ms(seconds: Seconds) -> list[str]:
 # --- a round of every method ---
 
 
-def next_round(run: Federation) -> None:
+def next_round(run: Simulation) -> None:
     run.round(run.finished + 1)
 
 
-def samples_seen(run: Federation) -> tuple[int, int, int]:
-    """The samples of the next round: through the body, forward and backward, and through the head."""
-    network, seen = run.bench.network, {"forward": 0, "backward": 0, "head": 0}
+def samples_seen(run: Simulation) -> tuple[int, int, int]:
+    """Count the samples of the next round: through the body, forward and backward, and through the head."""
+    network, seen = run.terms.network, {"forward": 0, "backward": 0, "head": 0}
 
     def of_body(_: nn.Module, inputs: object, output: Tensor) -> None:
         seen["forward"] += len(output)
@@ -82,7 +84,7 @@ def samples_seen(run: Federation) -> tuple[int, int, int]:
     def of_head(_: nn.Module, inputs: object, output: Tensor) -> None:
         seen["head"] += len(output)
 
-    first, *_, last = (network.module.get_submodule(name) for name in network.layers)
+    first, *_, last = (network.module.get_submodule(name) for name in network.layout.layers)
     hooks = [first.register_forward_hook(of_body), last.register_forward_hook(of_head)]
     next_round(run)
     for hook in hooks:
@@ -91,6 +93,7 @@ def samples_seen(run: Federation) -> tuple[int, int, int]:
 
 
 def rounds(clients: int, samples: int, model: str, repeat: int) -> None:
+    """Measure a round of every method against FedAvg's."""
     data = images(clients, samples)
     runs = {name: started(name, model, data, batch=50, validation=0.1) for name in all_methods()}
     for run in runs.values():
@@ -118,29 +121,30 @@ def rounds(clients: int, samples: int, model: str, repeat: int) -> None:
     print(table(header, rows), flush=True)
 
 
-# --- a visit: PFLEGO's inner steps, pFedMB's branches ---
+# --- a participant's round: PFLEGO's inner steps, pFedMB's branches ---
 
 
-def visits(run: Federation) -> Callable[[], Message]:
-    """A participant's work in one round: what client 0 makes of the server's first message."""
-    run.server.begin(1, list(range(run.data.clients)), torch.Generator())
-    message = run.method.send(run.server, 0)
-    return lambda: run.method.train(run.bench.client(0, 1, {}), message)
+def participation(run: Simulation) -> Callable[[], Message]:
+    """Return client 0's work in round 1, to be done any number of times."""
+    run.loop.call(1)
+    method = run.terms.method
+    message = method.send_all(run.server)[0]
+    return lambda: method.train(run.sites.site(0).client(1, {}), message)
 
 
 def inner_steps(samples: int, model: str, counts: tuple[int, ...], longest: int, repeat: int) -> list[Goal]:
-    """PFLEGO over τ, and FedPer with as many steps, up to the `longest`: it takes its time."""
+    """Measure PFLEGO over τ, and FedPer with as many steps, up to the `longest`: it takes its time."""
     data = images(1, samples)
-    work = {f"PFLEGO {n}": visits(started("pflego", model, data, parameters={"inner_steps": n})) for n in counts}
+    work = {f"PFLEGO {n}": participation(started("pflego", model, data, parameters={"inner_steps": n})) for n in counts}
     as_many = [n for n in counts if n <= longest]
-    work |= {f"FedPer {n}": visits(started("fedper", model, data, batch="full", steps=n)) for n in as_many}
-    found = best_of({name: partial(timed, visit) for name, visit in work.items()}, repeat)
+    work |= {f"FedPer {n}": participation(started("fedper", model, data, batch="full", steps=n)) for n in as_many}
+    found = best_of({name: partial(timed, one) for name, one in work.items()}, repeat)
     rows = []
     for n in counts:
         ours, theirs = found[f"PFLEGO {n}"], found.get(f"FedPer {n}")
         beside = [*in_ms(theirs), f"{theirs.cpu / ours.cpu:.1f} ×"] if theirs else ["", "", ""]
         rows.append([f"τ = {n}", *in_ms(ours), *beside])
-    print(table(["a visit, ms", "PFLEGO", "processor", "FedPer", "processor", ""], rows), flush=True)
+    print(table(["a participant's round, ms", "PFLEGO", "processor", "FedPer", "processor", ""], rows), flush=True)
     few, many, why = (
         found[f"PFLEGO {counts[1]}"],
         found[f"PFLEGO {longest}"],
@@ -154,12 +158,13 @@ def inner_steps(samples: int, model: str, counts: tuple[int, ...], longest: int,
 
 
 def branches(samples: int, model: str, counts: tuple[int, ...], most: int, repeat: int) -> list[Goal]:
-    """pFedMB over branches."""
+    """Measure a step of pFedMB over branches."""
     data = images(1, samples)
     runs = {n: started("pfedmb", model, data, batch=64, parameters={"branches": n}) for n in counts}
-    steps = {n: run.bench.client(0, 1, {}).steps * (2 if n > 1 else 1) for n, run in runs.items()}  # on α and W, or W
-    work = {str(n): visits(run) for n, run in runs.items()}
-    found = best_of({name: partial(timed, visit) for name, visit in work.items()}, repeat)
+    epoch = runs[1].sites.site(0).client(1, {}).n_steps
+    steps = {n: epoch * (2 if n > 1 else 1) for n in counts}  # on α and W, or W
+    work = {str(n): participation(run) for n, run in runs.items()}
+    found = best_of({name: partial(timed, one) for name, one in work.items()}, repeat)
     a_step = {n: found[str(n)] / steps[n] for n in counts}
     one = a_step[1]
     rows = [[f"{n} branch{'es' * (n > 1)}", *in_ms(each), f"{each.cpu / one.cpu:.2f} ×"] for n, each in a_step.items()]
@@ -172,7 +177,7 @@ def branches(samples: int, model: str, counts: tuple[int, ...], most: int, repea
 
 
 class AtTheServer:
-    """A method's server with a model of every client, as after many rounds, and its part of a round."""
+    """A method's server that has a model of every client, as after many rounds, without the clients."""
 
     def __init__(
         self, method: str, clients: int, participants: int, parameters: int, directory: Path | None = None
@@ -180,8 +185,9 @@ class AtTheServer:
         self.method, self.participants = find_method(method), participants
         self.generator = torch.Generator().manual_seed(1)
         self.initial, whole = 0.02 * torch.randn(parameters, generator=self.generator), slice(0, parameters)
-        everyone, states = torch.ones(clients, dtype=torch.long), States(directory, on_disk=directory is not None)
-        self.server = Server(self.initial, whole, whole, {}, everyone, participants, store=states)
+        n_samples, layout = torch.ones(clients, dtype=torch.long), Layout(parameters, whole, whole)
+        store = Store(directory, "server", on_disk=directory is not None)
+        self.server = Server(self.initial, layout, n_samples, participants, store=store)
         self.method.start(self.server)
         if method in KEPT:
             for client in range(clients):
@@ -190,15 +196,23 @@ class AtTheServer:
             self.server.state["uploaded"].fill_(True)
 
     def round(self) -> tuple[Seconds, Seconds]:
-        """What it takes to send and to receive, with participants drawn at random."""
+        """Time the sending and the receiving, with participants drawn at random."""
         server, messages = self.server, dict[int, Message]()
-        drawn = torch.randperm(server.clients, generator=self.generator)[: self.participants]
-        server.begin(server.round + 1, sorted(drawn.tolist()), self.generator)
-        sending = timed(lambda: messages.update({c: self.method.send(server, c) for c in server.participants}))
-        replies = Replies({c: self._reply(messages.pop(c)) for c in server.participants}, server.samples)
-        return sending, timed(lambda: self.method.receive(server, replies))
+        drawn = torch.randperm(server.n_clients, generator=self.generator)[: self.participants]
+        server.round, server.participants, server.random = server.round + 1, sorted(drawn.tolist()), self.generator
+        sending = timed(lambda: messages.update(self.method.send_all(server)))
+        uploads = {client: self._upload(messages.pop(client)) for client in server.participants}
+        return sending, timed(lambda: self._receive(uploads))
+
+    def _receive(self, uploads: dict[int, Message]) -> None:
+        server = self.server
+        total = Aggregator(self.method.uploads, server.participants, server.n_samples, server.layout)
+        for client, upload in uploads.items():
+            total.put(client, upload)
+        self.method.receive(server, total.total())
 
     def best(self, repeat: int) -> tuple[Seconds, Seconds]:
+        """Time several rounds, and return the best sending and the best receiving."""
         self.round()
         sending = receiving = Seconds()
         for _ in range(repeat):
@@ -209,17 +223,17 @@ class AtTheServer:
     def _model(self) -> Tensor:
         return self.initial + 0.02 * torch.randn(len(self.initial), generator=self.generator)
 
-    def _reply(self, message: Message) -> Message:
-        """A reply to any of the methods here: each takes what it knows."""
+    def _upload(self, message: Message) -> Message:
+        """An upload for any of the methods here: each takes what it declares."""
         model, nobody = self._model(), torch.zeros(0, dtype=torch.long)
         clients, alpha = message.get("clients", nobody), message.get("alpha", model.new_empty(0))
         weights = torch.rand(1 + len(clients), generator=self.generator)
         vectors = dict.fromkeys(("w", "theta", "gradient"), model)
-        return {**vectors, "risk": model[0], "alpha": alpha, "clients": clients, "weights": weights}
+        return {**vectors, "g1": model[0], "alpha": alpha, "clients": clients, "weights": weights}
 
 
 def servers(sizes: tuple[int, ...], parameters: int, repeat: int) -> None:
-    """Sending and receiving over the number of clients, all of which take part."""
+    """Measure sending and receiving over the number of clients, all of which take part."""
     rows = []
     for method in ("fedacs", "fedamp", "pgfed", "fedfomo"):
         found = [AtTheServer(method, size, size, parameters).best(repeat) for size in sizes]
@@ -230,7 +244,7 @@ def servers(sizes: tuple[int, ...], parameters: int, repeat: int) -> None:
 
 
 def fedacs(clients: int, participants: int, parameters: int, on_disk: int, repeat: int) -> list[Goal]:
-    """FedACS's server with a large model; and, for fewer clients, with the models on disk."""
+    """Measure FedACS's server with a large model; and, for fewer clients, with the models on disk."""
     server = AtTheServer("fedacs", clients, participants, parameters)
     mixing, similarities = server.best(repeat)
     rows = [
@@ -247,6 +261,7 @@ def fedacs(clients: int, participants: int, parameters: int, on_disk: int, repea
 
 
 def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
+    """Print what was measured, and return the goals."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

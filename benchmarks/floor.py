@@ -26,8 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.measuring import CORES, Goal, best_of, images, table, timed
 from fedtailor.data import FederatedData
 from fedtailor.experiment import make_experiment
-from fedtailor.server.loop import Federation
-from fedtailor.simulation import Objects, federation, prepare
+from fedtailor.simulation import Objects, Simulation, prepare
 
 Samples = list[tuple[Tensor, Tensor]]  # of each client
 
@@ -63,18 +62,19 @@ WORK = [
 # --- by fedtailor ---
 
 
-def by_fedtailor(work: Work, workers: int) -> Federation:
+def by_fedtailor(work: Work, workers: int) -> Simulation:
+    """Start a federation that does this work."""
     settings: dict[str, Any] = {"clients": CLIENTS, "partition": "dirichlet:0.1", "min_samples": 1, "rounds": 1_000_000}
     training = {"model": work.model, "epochs": 1, "batch": work.batch, "lr": LR}
     where = {"engine": "processes" if workers > 1 else "in-process", "workers": workers}
     experiment = make_experiment({"method": "fedavg", **settings, **training, **where})
-    run = federation(experiment, prepare(experiment, Objects(data=images(work.samples, work.shape))), None)
+    run = Simulation(prepare(experiment, Objects(data=images(work.samples, work.shape))))
     run.start()
     return run
 
 
 def longest_operations(work: Work) -> str:
-    """What a round in one process does, by the operations that take longest."""
+    """List the operations of a round in one process that take longest."""
     with closing(by_fedtailor(work, 1)) as run:
         run.round(1)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -138,14 +138,14 @@ class PlainLoop:
 
 
 def samples_of(data: FederatedData) -> tuple[Samples, Samples]:
-    """Every client's samples to train on and those held out, in memory as a plain loop has them: channels first."""
+    """Copy every client's samples to train on and those held out, as a plain loop has them: channels first."""
 
     def plain(x: Tensor) -> Tensor:
         return torch.empty(x.shape).copy_(x)
 
-    train = [(plain(x), y) for x, y in map(data.train, range(data.clients))]
-    parts = [(data.validation(client), data.test(client)) for client in range(data.clients)]
-    return train, [(plain(torch.cat([v[0], t[0]])), torch.cat([v[1], t[1]])) for v, t in parts]
+    clients = [data.client(number) for number in range(data.n_clients)]
+    train = [(plain(x), y) for x, y in (client.train for client in clients)]
+    return train, [(plain(c.held_out), torch.cat([c.validation[1], c.test[1]])) for c in clients]
 
 
 class Elsewhere:
@@ -188,12 +188,12 @@ def _serve(threads: int, pipe: Connection) -> None:
 
 
 def sgemm(process: Elsewhere, repeat: int, size: int = 1024) -> float:
-    """Floating-point operations a second."""
+    """Measure floating-point operations a second."""
     return 2 * size**3 / best_of({"": lambda: process.ask("sgemm", size, size)}, 10 * repeat)[""].wall
 
 
 def operations(work: Work, trained: int, evaluated: int) -> float:
-    """The floating-point operations of a round: passes forward and back, and forward alone."""
+    """Count the floating-point operations of a round: passes forward and back, and forward alone."""
     model = network(work.model, work.shape)
     x, y = torch.zeros(work.batch, *work.shape), torch.zeros(work.batch, dtype=torch.long)
     with FlopCounterMode(display=False) as both:

@@ -86,16 +86,18 @@ def record(directory: Path) -> None:
         print(*run, f"{len(tensors)} tensors", flush=True)
 
 
-def compare(directory: Path, only: str) -> bool:
+def compare(directory: Path, only: str, renamed: dict[str, str]) -> bool:
     """Compare all runs with what was recorded; True if every difference is at most 1e-6."""
-    same, worst = 0, 0.0
-    total = 0
+    same, total, worst = 0, 0, 0.0
     for run in runs():
         if only and only not in "--".join(run):
             continue
         total += 1
         stem = directory / "--".join(run)
         before = json.loads(stem.with_suffix(".json").read_text()), load_file(stem.with_suffix(".safetensors"))
+        for name in list(before[1]):
+            owner, _, tensor = name.partition("/")
+            before[1][f"{owner}/{renamed.get(tensor, tensor)}"] = before[1].pop(name)
         now = numbers(*run)
         differences = [*_differences(before[0], now[0]), *_tensor_differences(before[1], now[1])]
         if not differences:
@@ -103,7 +105,8 @@ def compare(directory: Path, only: str) -> bool:
             continue
         largest = max(size for _, size in differences)
         worst = max(worst, largest)
-        print(*run, f"{len(differences)} differences, the largest {largest:.3g}:", differences[0], flush=True)
+        where = max(differences, key=lambda difference: difference[1])[0]
+        print(*run, f"{len(differences)} differences, the largest {largest:.3g}: {where}", flush=True)
     print(f"{same} of {total} runs have the same bits; the largest difference is {worst:.3g}.")
     return worst <= 1e-6
 
@@ -111,7 +114,7 @@ def compare(directory: Path, only: str) -> bool:
 def _differences(before: Any, now: Any, where: str = "") -> Iterator[tuple[str, float]]:
     """Numbers that differ, and by how much (relative to their size above 1); infinite where one is missing."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
+        for key in sorted({*before, *now} - {"n_samples"}):  # which was not always recorded
             yield from _differences(before.get(key), now.get(key), f"{where}/{key}")
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for place, (one, other) in enumerate(zip(before, now, strict=True)):
@@ -135,8 +138,11 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--only", default="", help="a part of METHOD--CASE--ENGINE")
+    parser.add_argument(
+        "--renamed", nargs="*", default=[], metavar="OLD=NEW", help="tensors that have another name now"
+    )
     asked = parser.parse_args()
     if asked.what == "record":
         record(asked.directory)
     else:
-        sys.exit(0 if compare(asked.directory, asked.only) else 1)
+        sys.exit(0 if compare(asked.directory, asked.only, dict(pair.split("=") for pair in asked.renamed)) else 1)

@@ -7,11 +7,16 @@ import cProfile
 import multiprocessing
 import os
 import pstats
+import re
 import resource
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import torch
 
@@ -45,7 +50,7 @@ class Seconds:
 
 
 def cpu_seconds() -> float:
-    """The processor time of this process and of its worker processes, those that live and those that have ended."""
+    """Sum up the processor time of this process and its workers, those that live and those that have ended."""
     living = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     of_pid = (time.clock_gettime((~pid << 3) | 2) for pid in living)  # Linux: the processor clock of a process
@@ -53,13 +58,14 @@ def cpu_seconds() -> float:
 
 
 def timed(work: Callable[[], object]) -> Seconds:
+    """Time some work."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     work()
     return Seconds(time.perf_counter() - wall, cpu_seconds() - cpu)
 
 
 def best_of(runs: dict[str, Callable[[], Seconds]], repeat: int) -> dict[str, Seconds]:
-    """The best of several repetitions of each, in turn, so that a busy moment of the machine meets all of them."""
+    """Find the best of several repetitions of each, in turn, so that a busy moment of the machine meets all of them."""
     for run in runs.values():  # the first pass of a network sets things up
         run()
     found = {name: Seconds() for name in runs}
@@ -69,8 +75,28 @@ def best_of(runs: dict[str, Callable[[], Seconds]], repeat: int) -> dict[str, Se
     return found
 
 
+def start(process: BaseProcess) -> None:
+    """Start a process without the warning of threads."""
+    with warnings.catch_warnings():  # newer Pythons warn of them where processes are forked
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+
+
+def memory(pid: int | None) -> float:
+    """Sum up the memory of a process and its children, in GiB. What they share counts once: memory by each one's part
+    of it, and programs and libraries, which unrelated processes share too, by the process that has most of them."""
+    own, files = 0, 0
+    with suppress(OSError):  # one of them has just ended
+        for process in [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]:
+            parts = Path(f"/proc/{process}/smaps_rollup").read_text()
+            own += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", parts, re.MULTILINE)))
+            status = Path(f"/proc/{process}/status").read_text()
+            files = max(files, *map(int, re.findall(r"^RssFile:\s+(\d+)", status, re.MULTILINE)))
+    return (own + files) / 2**20
+
+
 def profiled(work: Callable[[], object]) -> str:
-    """The functions that take most time themselves."""
+    """List the functions that take most time themselves."""
     found, text = cProfile.Profile(), StringIO()
     found.runcall(work)
     pstats.Stats(found, stream=text).sort_stats("tottime").print_stats(10)
@@ -79,7 +105,7 @@ def profiled(work: Callable[[], object]) -> str:
 
 @dataclass
 class Goal:
-    """What was to be reached, and what was. `why` finds out where the time goes; it is asked only if it was missed."""
+    """A bound, and what was measured. `why` finds out where the time goes; it is asked only if the goal is missed."""
 
     what: str
     measured: float
@@ -99,7 +125,7 @@ class Goal:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned columns: the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 

@@ -14,15 +14,12 @@
    is left of all workers' time, waiting included.
 """
 
-import json
-import re
 import statistics
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import islice
@@ -36,16 +33,15 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.measuring import CORES, Goal, Seconds, images, profiled, table, timed
+from benchmarks.measuring import CORES, Goal, Seconds, images, memory, profiled, start, table, timed
 from fedtailor.data import Dataset
 from fedtailor.experiment import Experiment, make_experiment
 from fedtailor.local.descent import descend
 from fedtailor.local.metrics import outputs
-from fedtailor.server.loop import Federation
-from fedtailor.server.record import Record, RunDirectory
-from fedtailor.simulation import Objects, federation, prepare
-from fedtailor.store import MANIFEST, of_client
-from fedtailor.transport import Bench
+from fedtailor.messages import copied
+from fedtailor.server.record import RunDirectory
+from fedtailor.server.records import RoundRecord
+from fedtailor.simulation import Objects, Prepared, Simulation, prepare
 
 GROWTH_GOAL, MEMORY_GOAL, OVERHEAD_GOAL = 1.2, 2.0, 5.0  # times, GiB, per cent
 EVERY = Experiment.model_fields["checkpoint_every"].default  # rounds from checkpoint to checkpoint
@@ -54,7 +50,7 @@ T = TypeVar("T")
 WHERE = {"memory": "in memory", "disk": "on disk"}
 
 
-def dealt(clients: int, samples: int, shape: tuple[int, int, int]) -> Dataset:
+def images_of_clients(clients: int, samples: int, shape: tuple[int, int, int]) -> Dataset:
     """Random images, equally many for each client."""
     client, names = torch.arange(clients).repeat_interleave(samples), tuple(map(str, range(clients)))
     return replace(images(clients * samples, shape), client=client, client_names=names)
@@ -76,8 +72,8 @@ class Case:
     fresh: bool = True  # a process of its own from the ground up, or a forked one, which is there at once
 
     @contextmanager
-    def running(self) -> Iterator[Iterator[Record]]:
-        """The rounds of the federation, in a run directory that is removed afterwards."""
+    def running(self) -> Iterator[Iterator[RoundRecord]]:
+        """Yield the federation's rounds, in a run directory that is removed afterwards."""
         with (
             tempfile.TemporaryDirectory() as directory,
             closing(self._started(Path(directory) / "run")) as run,
@@ -85,32 +81,26 @@ class Case:
         ):
             yield rounds
 
-    def _started(self, out: Path) -> Federation:
-        """The federation in the run directory `out`, as if every client had taken part before."""
+    def _started(self, out: Path) -> Simulation:
+        """Start the federation in the run directory `out`, as if every client had taken part in round 1."""
         where: dict[str, Any] = {"engine": "processes", "states": self.states, "checkpoint_every": self.rounds}
         what = {"method": "ditto", "model": "lenet", "epochs": 1, "batch": 10, "rounds": 10**6}
         whom = {"participation": self.participants, "evaluation": {"clients": self.evaluated}}
         experiment = make_experiment({**where, **what, **whom})
-        bench = prepare(experiment, Objects(data=dealt(self.clients, self.samples, (1, 28, 28))))
-        run = federation(experiment, bench, RunDirectory.create(out, experiment, bench.data, bench.fingerprint()))
+        prepared = prepare(experiment, Objects(data=images_of_clients(self.clients, self.samples, (1, 28, 28))))
+        fingerprint = prepared.terms.fingerprint
+        run = Simulation(prepared, RunDirectory.create(out, experiment, prepared.data, fingerprint))
         run.start()
-        run.states.put(of_client(0), {"personal": bench.initial}, 0)
-        run.states.checkpoint(0, run.server.state)
-        self._multiply(out / "checkpoint")
-        run.states.restore()
+        for client in range(self.clients):
+            run.sites.store.put(client, copied({"personal": prepared.terms.initial}), 1)
+        run.sites.save()
+        run.sites.prune()
+        run.loop.finished, run.loop.versions = 1, dict(run.sites.store.current)
         return run
-
-    def _multiply(self, checkpoint: Path) -> None:
-        """Give every client the state of the first one: its file under other names."""
-        (first,) = checkpoint.glob(f"{of_client(0)}-*")
-        for client in range(1, self.clients):
-            (checkpoint / first.name.replace(of_client(0), of_client(client))).hardlink_to(first)
-        manifest = {"round": 0, "states": {of_client(client): 0 for client in range(self.clients)}}
-        (checkpoint / MANIFEST).write_text(json.dumps(manifest))
 
 
 def work(case: Case, pipe: Connection) -> None:
-    """The life of a federation in processes of its own: a round whenever it is asked for, and how long it took."""
+    """Run a federation in processes of its own: do a round whenever it is asked for, and say how long it took."""
     torch.set_num_threads(1)
     with case.running() as rounds:
         pipe.send("ready")
@@ -142,7 +132,7 @@ class Measured:
             self.peak = max(self.peak, memory(self.process.pid))
 
     def warm_up(self) -> None:
-        """The first rounds, when everything is in place."""
+        """Do the first rounds, when everything is in place."""
         try:
             self.pipe.recv()
             for _ in range(self.case.rounds):
@@ -168,27 +158,8 @@ class Measured:
         return [title, WHERE[case.states], *times, f"{self.peak:.2f} GiB"]
 
 
-def start(process: BaseProcess) -> None:
-    with warnings.catch_warnings():  # newer Pythons warn of threads where processes are forked
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-
-
-def memory(pid: int | None) -> float:
-    """GiB of a process and its children. What they share counts once: memory by each one's part of it, and programs
-    and libraries, which unrelated processes share too, by the process that has most of them."""
-    own, files = 0, 0
-    with suppress(OSError):  # one of them has just ended
-        for process in [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]:
-            parts = Path(f"/proc/{process}/smaps_rollup").read_text()
-            own += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", parts, re.MULTILINE)))
-            status = Path(f"/proc/{process}/status").read_text()
-            files = max(files, *map(int, re.findall(r"^RssFile:\s+(\d+)", status, re.MULTILINE)))
-    return (own + files) / 2**20
-
-
 def many_clients(sizes: Sequence[int], case: Case, repeat: int) -> list[Goal]:
-    """Rounds with equally many participants out of more and more clients."""
+    """Measure rounds with equally many participants out of more and more clients."""
     goals, rows, participants = [], [], case.participants
     for states in ("memory", "disk"):
         cases = [replace(case, clients=clients, states=states) for clients in sizes]
@@ -214,7 +185,7 @@ def many_clients(sizes: Sequence[int], case: Case, repeat: int) -> list[Goal]:
 
 
 def _take_turns(federations: Sequence[Measured]) -> None:
-    """Some rounds of each, one of each at a time: a busy moment of the machine meets all of them."""
+    """Do some rounds of each, one of each at a time: a busy moment of the machine meets all of them."""
     rounds = federations[0].case.rounds
     found = [[one.round() for one in federations] for _ in range(rounds)]
     for number, one in enumerate(federations):
@@ -224,7 +195,7 @@ def _take_turns(federations: Sequence[Measured]) -> None:
 
 
 def profile(case: Case) -> str:
-    """Where the time of the federation's own process goes. What it waits for (`poll`) are the workers."""
+    """Profile the server's process. What it waits for (`poll`) are the workers."""
     with case.running() as rounds:
         next(rounds)
         return profiled(lambda: list(islice(rounds, case.rounds)))
@@ -235,7 +206,8 @@ def profile(case: Case) -> str:
 
 @contextmanager
 def passes_watched() -> Iterator[Callable[[], Seconds]]:
-    """Looks at what is spent in descents and in computing outputs, by this process and by workers forked meanwhile."""
+    """Yield a function that tells the time spent in descents and in computing outputs, by this process and by workers
+    forked meanwhile."""
     spent = get_context("fork").Array("d", 2)
 
     def watched(function: Callable[P, T]) -> Callable[P, T]:
@@ -252,22 +224,22 @@ def passes_watched() -> Iterator[Callable[[], Seconds]]:
 
     with (
         patch("fedtailor.local.client.descend", watched(descend)),
-        patch("fedtailor.site.work.outputs", watched(outputs)),
+        patch("fedtailor.site.site.outputs", watched(outputs)),
     ):
         yield lambda: Seconds(spent[0], spent[1])
 
 
 def overhead(clients: int, samples: int, repeat: int) -> list[Goal]:
-    """The share of a round that is not the network's passes: by the processor's time in one process, and by the clock
-    with workers, where their waiting counts too."""
+    """Measure the share of a round that is not the network's passes: by the processor's time in one process, and by the
+    clock with workers, where their waiting counts too."""
     goals, rows = [], []
     for workers, by in ((1, "processor"), (max(2, CORES), "clock")):
         engine, title = ("in-process", "one process") if workers == 1 else ("processes", f"{workers} workers")
         settings: dict[str, Any] = {"method": "fedavg", "model": "lenet", "epochs": 1, "batch": 64, "rounds": 10**6}
         experiment = make_experiment({**settings, "engine": engine, "workers": workers})
-        bench = prepare(experiment, Objects(data=dealt(clients, samples, (3, 32, 32))))
+        prepared = prepare(experiment, Objects(data=images_of_clients(clients, samples, (3, 32, 32))))
         shares = []
-        with passes_watched() as passes, closing(federation(experiment, bench, None)) as run:
+        with passes_watched() as passes, closing(Simulation(prepared)) as run:
             run.start()
             run.round(1)
             for number in range(2, repeat + 2):
@@ -280,7 +252,7 @@ def overhead(clients: int, samples: int, repeat: int) -> list[Goal]:
                 times = [f"{1e3 * value:.0f} ms" for value in (whole.wall, inside.wall, whole.cpu, inside.cpu)]
                 rows.append([title, *times, *(f"{100 * value:.1f} %" for value in share.values())])
             what = f"overhead of the framework, {clients} clients on the LeNet, {title}, by the {by}"
-            why = partial(profiled_overhead, experiment, bench)
+            why = partial(profiled_overhead, prepared)
             goals.append(Goal(what, 100 * statistics.median(shares), OVERHEAD_GOAL, "%", why=why))
     header = [
         f"FedAvg, {clients} clients",
@@ -295,8 +267,8 @@ def overhead(clients: int, samples: int, repeat: int) -> list[Goal]:
     return goals
 
 
-def profiled_overhead(experiment: Experiment, bench: Bench) -> str:
-    with closing(federation(experiment, bench, None)) as run:
+def profiled_overhead(prepared: Prepared) -> str:
+    with closing(Simulation(prepared)) as run:
         run.start()
         return profiled(partial(run.round, 1))
 

@@ -25,8 +25,8 @@ SHOWN = 12  # imports in a profile
 
 
 def called(*words: str) -> str:
-    """Call Python with these words, in a new directory, and with compiled modules as users have them. What it wrote
-    to stderr."""
+    """Call Python with these words, in a new directory, and with compiled modules as users have them. Return what it
+    wrote to stderr."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, *words]
@@ -39,8 +39,8 @@ def calling(*words: str) -> Callable[[], Seconds]:
 
 
 def imports(*words: str) -> str:
-    """The imports of a command that take longest, each with those inside it; where it begins with PyTorch's, the rest
-    of them."""
+    """List the imports of a command that take longest, each with those inside it; where it begins with PyTorch's, the
+    rest of them."""
     said = called("-X", "importtime", *words).rpartition("| torch\n")[2]
     lines = [line.removeprefix("import time:").split("|") for line in said.splitlines()]
     times = [(int(line[1]), line[2].strip()) for line in lines if len(line) == 3 and line[1].strip().isdecimal()]

@@ -20,9 +20,10 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.method import Method
+from fedtailor.messages import Reply, Request, State, Train
+from fedtailor.method import Method, describe_uploads
 from fedtailor.methods import all_methods
-from fedtailor.transport import Bench, Result, Task
+from fedtailor.site.site import Site
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "methods.md"
@@ -45,6 +46,10 @@ INTRODUCTION = """\
 
 Every method of the catalogue in one row; its own page says more. `fedtailor methods` lists their parameters.
 
+**Leaves a client** names each tensor that a participant uploads, and what the server sees of it: the mean over the
+clients that replied and nothing else (by their training samples, a plain mean, or one by weights that the clients
+upload with it), or each client's own. With one participant, a mean is that client's own.
+
 **Down** and **up** are what the server sends to a participant and gets from it in a round, in vectors of the model's
 size d (4·d bytes); **both** is their sum, FedAvg's being 2. **Work** is how many samples a participant passes forwards
 through the network in a round, relative to FedAvg; a pass through the head alone, on features that are kept, counts as
@@ -54,8 +59,8 @@ the local epochs is 0.2.
 
 """
 HEADER = """\
-| method | paper | shared | each client's own | down | up | both | work | limits |
-| --- | --- | --- | --- | --: | --: | --: | --: | --- |
+| method | paper | shared | each client's own | leaves a client | down | up | both | work | limits |
+| --- | --- | --- | --- | --- | --: | --: | --: | --: | --- |
 """
 
 
@@ -71,55 +76,55 @@ class Cost:
 
 @contextmanager
 def counted_passes() -> Iterator[list[int]]:
-    """The samples of each forward pass of the measured round's training work, as they come."""
+    """List the samples of each forward pass of the measured round's training work, as they come."""
     passes: list[int] = []
-    do = Bench.do
+    work = Site.work
 
     def count(_: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         passes.append(len(outputs))
 
-    def watched_do(bench: Bench, task: Task) -> Result:
-        if task.kind != "train" or task.round != ROUND:
-            return do(bench, task)
-        first = bench.network.module.get_submodule(next(iter(bench.network.layers)))
-        hook = first.register_forward_hook(count)
+    def watched_work(site: Site, request: Request, state: State) -> tuple[Reply, State]:
+        if not isinstance(request, Train) or request.round != ROUND:
+            return work(site, request, state)
+        network = site.terms.network
+        hook = network.module.get_submodule(next(iter(network.layout.layers))).register_forward_hook(count)
         try:
-            return do(bench, task)
+            return work(site, request, state)
         finally:
             hook.remove()
 
-    with patch.object(Bench, "do", watched_do):
+    with patch.object(Site, "work", watched_work):
         yield passes
 
 
 def measure(name: str) -> Cost:
-    """A short run of a method."""
+    """Measure a short run of a method."""
     with counted_passes() as passes:
         result = ft.run(name, **SETTINGS)
-    record, size = result.rounds[ROUND - 1], len(result._federation.server.initial)
-    assert not record["failed"], name
-    participants = len(record["participants"])
+    record, size = result.rounds[ROUND - 1], len(result.simulation.server.initial)
+    assert not record.failed, name
+    participants = len(record.participants)
     vectors = 4 * size * participants
-    return Cost(record["bytes_down"] / vectors, record["bytes_up"] / vectors, sum(passes) / participants, size)
+    return Cost(record.bytes_down / vectors, record.bytes_up / vectors, sum(passes) / participants, size)
 
 
 def page() -> str:
-    """The whole page."""
-    names = list(all_methods())
-    costs = {name: measure(name) for name in names}
+    """Make the whole page."""
+    methods = all_methods()
+    costs = {name: measure(name) for name in methods}
     average = costs["fedavg"]
-    rows = (row(name, costs[name], average.passed) for name in names)
+    rows = (row(method, costs[name], average.passed) for name, method in methods.items())
     return INTRODUCTION.format(size=average.size) + HEADER + "".join(rows)
 
 
-def row(name: str, cost: Cost, average: float) -> str:
-    kind = type(all_methods()[name])
-    file = next((file for file in (f"methods/{name}.md", f"methods/{kind.name}.md") if (DOCS / file).exists()), None)
+def row(method: Method, cost: Cost, average: float) -> str:
+    kind = type(method)
     cells = [
-        f"[`{name}`]({file})" if file else f"`{name}`",
+        f"[`{kind.name}`]({page_of(kind)})",
         citation(kind.paper),
         kind.shared_part,
         kind.own_part,
+        uploads(method),
         f"{cost.down:.2f}",
         f"{cost.up:.2f}",
         f"{cost.down + cost.up:.2f}",
@@ -129,8 +134,24 @@ def row(name: str, cost: Cost, average: float) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
+def page_of(kind: type[Method]) -> str:
+    """Find the page of a method: its own, or that of the method which it varies (PGFedMo's is PGFed's)."""
+    names = [base.name for base in kind.__mro__ if issubclass(base, Method) and base.name]
+    return next(f"methods/{name}.md" for name in names if (DOCS / "methods" / f"{name}.md").exists())
+
+
+def uploads(method: Method) -> str:
+    """List what leaves a client, and what the server sees of it."""
+    names: dict[str, list[str]] = {}
+    for name, how in describe_uploads(method).items():
+        weights = how.removeprefix("mean by ")
+        how = f"mean by `{weights}`" if weights in method.uploaded else how
+        names.setdefault(how, []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(those)}: {how}" for how, those in names.items()) or "nothing"
+
+
 def citation(paper: str) -> str:
-    """Author and year: «Li et al., Ditto: Fair and …, ICML 2021» is «Li et al., ICML 2021»."""
+    """Cut a reference down to author and year: «Li et al., Ditto: Fair and …, ICML 2021» is «Li et al., ICML 2021»."""
     first, _, rest = paper.partition(",")
     if not rest:
         return first or "—"
@@ -140,7 +161,7 @@ def citation(paper: str) -> str:
 
 
 def limits(kind: type[Method]) -> str:
-    """What the docstring says after «Limits:», up to the end of the paragraph or the next such word."""
+    """Find what the docstring says after «Limits:», up to the end of the paragraph or the next such word."""
     found = re.search(
         r"Limits?(?P<where>, [^:]+:|:)\s(?P<text>.*?)(?=\n\n|\s+(?:New clients|Deviations?)\b[^:.]*:|\Z)",
         inspect.cleandoc(kind.__doc__ or ""),

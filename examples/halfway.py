@@ -18,9 +18,9 @@ class Halfway(ft.Method):
 
     def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
         theta = client.descend(message["theta"])  # the experiment's epochs, batches, learning rate
-        client.state["local"] = theta  # stays with the client, from visit to visit
-        return {"theta": theta}  # goes up; `receive` averages it, weighted by samples
+        client.state["local"] = theta  # stays with the client, from round to round
+        return {"theta": theta}  # goes up; the server sees the mean by samples alone
 
-    def personal(self, client: ft.Client, message: ft.Message) -> Tensor:
+    def personal_model(self, client: ft.Client, message: ft.Message) -> Tensor:
         shared = message["theta"]
         return self.own * client.state.get("local", shared) + (1 - self.own) * shared

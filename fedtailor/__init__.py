@@ -1,35 +1,48 @@
-"""fedtailor: a model tailored to every client, learned together, with the data staying where it is."""
+"""fedtailor: a model tailored to every client, learned together, with the data staying where it is.
+
+Everything public is here; what a module has beside it may change.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fedtailor.version import __version__
 
 __all__ = [
     "Client",
     "ClientFailure",
     "Dataset",
+    "Each",
     "Evaluation",
     "Experiment",
     "FedtailorError",
+    "Mean",
     "Message",
     "Method",
     "Network",
-    "Replies",
     "RunResult",
     "Server",
+    "Total",
+    "__version__",
     "adapt",
+    "advise",
+    "compare",
     "export",
+    "federate",
     "load",
+    "load_data",
     "load_model",
     "predict",
+    "report",
+    "reproduce",
     "resume",
     "run",
 ]
 
 if TYPE_CHECKING:
-    from fedtailor.api import RunResult, load, resume, run
-    from fedtailor.data import Dataset
+    from fedtailor.api import advise, compare, report, reproduce
+    from fedtailor.data import Dataset, federate
+    from fedtailor.data import load as load_data
     from fedtailor.deploy.adapting import adapt
     from fedtailor.deploy.exporting import export
     from fedtailor.deploy.model_file import load_model
@@ -37,27 +50,37 @@ if TYPE_CHECKING:
     from fedtailor.errors import FedtailorError
     from fedtailor.experiment import Evaluation, Experiment
     from fedtailor.local.network import Network
-    from fedtailor.method import Client, Message, Method, Replies, Server
+    from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total
+    from fedtailor.result import RunResult
+    from fedtailor.runs import load, resume, run
     from fedtailor.server.loop import ClientFailure
 
 _HOMES = {
+    "api": ("advise", "compare", "report", "reproduce"),
+    "data": ("Dataset", "federate"),
     "deploy.adapting": ("adapt",),
-    "api": ("RunResult", "load", "resume", "run"),
-    "data": ("Dataset",),
-    "errors": ("FedtailorError",),
-    "experiment": ("Evaluation", "Experiment"),
     "deploy.exporting": ("export",),
-    "server.loop": ("ClientFailure",),
-    "local.network": ("Network",),
-    "method": ("Client", "Message", "Method", "Replies", "Server"),
     "deploy.model_file": ("load_model",),
     "deploy.predicting": ("predict",),
+    "errors": ("FedtailorError",),
+    "experiment": ("Evaluation", "Experiment"),
+    "local.network": ("Network",),
+    "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
+    "result": ("RunResult",),
+    "runs": ("load", "resume", "run"),
+    "server.loop": ("ClientFailure",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on first use: importing the package, and so `fedtailor --help`, does not wait for PyTorch."""
+    """Load a public name on first use: importing the package, and so `fedtailor --help`, does not wait for PyTorch."""
+    if name == "load_data":
+        return importlib.import_module("fedtailor.data").load
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"fedtailor.{home}"), name)
     raise AttributeError(f"module 'fedtailor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

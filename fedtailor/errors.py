@@ -1,8 +1,11 @@
 """The errors that are the user's to mend: one sentence that says what is wrong and what to do."""
 
+import os
 import re
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
@@ -52,3 +55,19 @@ def wanted(problem: Any) -> str:
     if kind == "value_error":
         return str(context["error"])
     return words.get(kind, str(problem["msg"]).lower())
+
+
+def explained(error: BaseException) -> str:
+    """A foreign error in one line, with the file and line of the user's code that raised it; our own as it is."""
+    if isinstance(error, FedtailorError):
+        return str(error).rstrip(".")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{brief(error)}{where}"
+
+
+def _is_library(file: str) -> bool:
+    """Whether a source file is fedtailor's own (not a method's), PyTorch's or Python's."""
+    path = Path(file)
+    ours = path.is_relative_to(Path(__file__).parent) and "methods" not in path.parts
+    return ours or "site-packages" in path.parts or path.is_relative_to(Path(os.__file__).parent)

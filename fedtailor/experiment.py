@@ -7,8 +7,9 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -20,6 +21,11 @@ DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "image_size",
 )  # fmt: skip
+# What does not change a run's numbers: two experiments that differ in nothing else are the same run.
+EXECUTION_ONLY = {
+    "engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard",
+    "debug",
+}  # fmt: skip
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
 
@@ -33,10 +39,10 @@ class Evaluation(_Strict):
 
     model: Literal["personal", "global", "local"] = Field(
         "personal",
-        description="which model: each client's personal one, the global one, or local: what a participant holds "
-        "right after its local work, before the server's",
+        description="which model: each client's personal one, the global one, or local: a participant's model right "
+        "after its local training, before the server aggregates",
     )
-    fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning on the client's own data before it is evaluated")
+    fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning on the client's own data before evaluation")
     clients: Literal["all", "participants", "new"] = Field(
         "all",
         description="on whom: all training clients, the round's participants, or the new clients held out",
@@ -50,10 +56,10 @@ class Evaluation(_Strict):
     train: bool = Field(
         False, description="measure loss and accuracy on the training samples too, weighted by samples: the objective"
     )
-    every: int = Field(1, ge=1, description="evaluate every so many rounds (and in the last one)")
+    every: int = Field(1, ge=1, description="evaluate every N rounds (and in the last one)")
 
     def in_words(self) -> str:
-        """What a table's figures mean, to stand below it."""
+        """Say what the numbers of a table mean, to stand below it."""
         model = {"personal": "personal models", "global": "the global model", "local": "models after local work"}
         tuned = f", fine-tuned for {self.fine_tune} epochs" if self.fine_tune else ""
         whom = {"all": "all clients", "participants": "each round's participants", "new": "new clients"}
@@ -66,6 +72,18 @@ class Evaluation(_Strict):
         }
         what = f"{model[self.model]}{tuned}, {whom[self.clients]}"
         return f"Test accuracy in % of {what}, mean {mean[self.average]}, {when[self.choose]}."
+
+
+class EvaluationSettings(TypedDict, total=False):
+    """The settings of an evaluation as a dictionary (see `Evaluation`)."""
+
+    model: Literal["personal", "global", "local"]
+    fine_tune: int
+    clients: Literal["all", "participants", "new"]
+    average: Literal["client", "sample"]
+    choose: Literal["last", "best-validation", "best-test", "last-10"]
+    train: bool
+    every: int
 
 
 class Experiment(_Strict):
@@ -86,32 +104,32 @@ class Experiment(_Strict):
     clients: int | None = Field(None, ge=1, description="number of clients [20, or as many as the data names]")
     partition: str | None = Field(
         None,
-        description="how samples are dealt to clients [dirichlet:0.3, or natural where the data names clients]",
+        description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
     )
     split: Literal["merge", "official"] = Field(
         "merge",
-        description="merge the authors' train and test sets and split each client's data, or deal each of them",
+        description="merge the authors' train and test sets and split each client's data, or partition each of them",
     )
     test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
-    min_samples: int = Field(10, ge=1, description="fewest samples of a client in a random partition")
-    max_train: int | None = Field(None, ge=1, description="at most so many training samples per client")
+    min_samples: int = Field(10, ge=1, description="at least N samples per client in a random partition")
+    max_train: int | None = Field(None, ge=1, description="at most N training samples per client")
     new_clients: int = Field(0, ge=0, description="clients held out from training")
 
     model: str = Field("mlp", description="a network's name, or module:Class")
-    head: int | str = Field(1, description="the head: the last so many layers, or the names of its layers")
-    loss: str = Field("cross-entropy", description="cross-entropy, or module:function of (outputs, targets)")
+    head: int | str = Field(1, description="the head: its number of layers, the last of the network, or their names")
+    loss: str = Field("cross-entropy", description="cross-entropy, mse, or module:function of (outputs, targets)")
 
     rounds: int = Field(20, ge=1, description="communication rounds")
     participation: str = Field(
         "all",
-        description="who takes part in a round: all, 0.25 (a fraction), 6 (so many), 4-28 (so many, drawn anew), "
-        "independent:0.2 (each by chance)",
+        description="who takes part in a round: all, 0.25 (a fraction), 6 (a number), 4-28 (a number drawn anew each "
+        "round), independent:0.2 (each client with this probability)",
     )
-    lr: float = Field(0.1, gt=0, description="learning rate of the local descent")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the local descent")
-    keep_momentum: bool = Field(False, description="keep a client's momentum from visit to visit")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of the local descent")
+    lr: float = Field(0.1, gt=0, description="learning rate of local training")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local training")
+    keep_momentum: bool = Field(False, description="keep a client's momentum from round to round")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of local training")
     epochs: int = Field(5, ge=1, description="local epochs in a round")
     steps: int | None = Field(None, ge=1, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
@@ -123,15 +141,16 @@ class Experiment(_Strict):
     evaluation: Evaluation = Evaluation()
 
     on_failure: Literal["skip", "stop"] = Field(
-        "skip", description="a client that fails is left out of the round, or ends the run"
+        "skip", description="leave a client that fails out of the round, or stop the run"
     )
     engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
     workers: int | None = Field(None, ge=1, description="worker processes [as many as cores]")
-    states: Literal["memory", "disk"] = Field("memory", description="where the clients' states live during the run")
-    observe_every: int = Field(1, ge=1, description="rounds from record to record of what the method shows of itself")
-    observe_limit: float = Field(64.0, ge=0, description="MB that these records may take altogether")
-    checkpoint_every: int = Field(10, ge=1, description="rounds from checkpoint to checkpoint")
-    tensorboard: bool = Field(False, description="write each round's figures for TensorBoard too, into RUN/tensorboard")
+    states: Literal["memory", "disk"] = Field("memory", description="where the clients' states are kept during the run")
+    observe_every: int = Field(1, ge=1, description="record the method's diagnostics every N rounds")
+    observe_limit: float = Field(64.0, ge=0, description="MB that the recorded diagnostics may take altogether")
+    debug: bool = Field(False, description="run in process, and stop at a method's first exception with its traceback")
+    checkpoint_every: int = Field(10, ge=1, description="write a checkpoint every N rounds")
+    tensorboard: bool = Field(False, description="write each round's metrics for TensorBoard too, into RUN/tensorboard")
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -149,6 +168,57 @@ class Experiment(_Strict):
         if value != "full" and not (str(value).isdecimal() and int(value) >= 1):
             raise ValueError("a whole number of at least 1, or full")
         return value if value == "full" else int(value)
+
+
+class Settings(TypedDict, total=False):
+    """The settings of an experiment as keyword arguments: those of `Experiment` that are not objects."""
+
+    parameters: dict[str, Any]
+    data_dir: str | None
+    label_column: str | None
+    client_column: str | None
+    image_size: int | None
+    pixels: Literal["unit", "signed"]
+    labels: Literal["shared", "own"]
+    clients: int | None
+    partition: str | None
+    split: Literal["merge", "official"]
+    test: float
+    validation: float
+    min_samples: int
+    max_train: int | None
+    new_clients: int
+    head: int | str
+    rounds: int
+    participation: str | int | float
+    lr: float
+    momentum: float
+    keep_momentum: bool
+    weight_decay: float
+    epochs: int
+    steps: int | None
+    batch: int | Literal["full"]
+    drop_last: bool
+    seed: int
+    dtype: Literal["float32", "float64"]
+    device: str
+    evaluation: Evaluation | EvaluationSettings
+    on_failure: Literal["skip", "stop"]
+    engine: Literal["auto", "in-process", "processes"]
+    workers: int | None
+    states: Literal["memory", "disk"]
+    observe_every: int
+    observe_limit: float
+    debug: bool
+    checkpoint_every: int
+    tensorboard: bool
+
+
+def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> str:
+    """A checksum of all that decides a run's numbers: equal experiments have equal ones. `parameters` are the method's,
+    complete."""
+    settings = {**experiment.model_dump(exclude=EXECUTION_ONLY), "parameters": dict(parameters)}
+    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -1,155 +1,178 @@
-"""What a method is: five short functions over explicit messages.
+"""The interface of a method: what it does at the server, what it does at a client, and what crosses between them.
 
-A method sees the server on one side and one client at a time on the other, and neither side can see the other but
-through messages of named tensors. That makes the bytes exact, the privacy real, and lets the same file run in one
-process, in many, and across sites.
+Server and client see each other through messages of named tensors alone. A method declares how each tensor that a
+client uploads is aggregated; the server's loop does it, and hands single uploads only to methods that declare so.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedtailor.local.client import Client, Message, State
+from fedtailor.local.client import Client
 from fedtailor.local.descent import Batch
-
-Computed = TypeVar("Computed")
+from fedtailor.local.layout import Layout
+from fedtailor.local.optimizer import ServerOptimizer, server_step
+from fedtailor.messages import Message, State
+from fedtailor.store import Store
 
 BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
-__all__ = ["Batch", "Client", "Message", "Method", "Replies", "Server", "State", "message_bytes"]
+__all__ = ["Batch", "Client", "Each", "Layout", "Mean", "Message", "Method", "Server", "State", "Total", "Uploads"]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The upload is averaged over the clients that replied, and the server sees the mean alone.
+
+    `weights` says by what: "samples" (n_i / Σ n), "equal", or the name of another upload that holds the client's own
+    weights. These may be one number, or a tensor of which the last dimension is 1 or stands for the network's layers;
+    they are broadcast against the upload, and entries with a total weight of zero are zero in the mean.
+    """
+
+    weights: str = "samples"
+
+
+@dataclass(frozen=True)
+class Each:
+    """The server sees every client's own tensor."""
+
+
+Uploads = Mapping[str, Mean | Each]
+
+
+class Total:
+    """A round's uploads as the server sees them: means, and single tensors where the method declares `Each`.
+
+    `clients` are those that replied, in the order of their numbers, `n_samples` their training samples.
+    """
+
+    def __init__(
+        self,
+        clients: list[int],
+        n_samples: Tensor,
+        means: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        single: Mapping[str, dict[int, Tensor]],
+    ) -> None:
+        self.clients, self.n_samples = clients, n_samples
+        self._means, self._weights, self._single = means, weights, single
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The mean of an upload; of one that is seen singly, the mean by samples."""
+        if name not in self._single:
+            return self._means[name]
+        tensors = list(self._single[name].values())
+        shares, mean = self.n_samples.to(tensors[0]) / self.n_samples.sum().to(tensors[0]), torch.zeros_like(tensors[0])
+        for share, tensor in zip(shares.tolist(), tensors, strict=True):
+            mean.add_(tensor, alpha=share)
+        return mean
+
+    @property
+    def index(self) -> Tensor:
+        """The numbers of the clients that replied, as a tensor."""
+        return torch.tensor(self.clients, device=self.n_samples.device)
+
+    def weight(self, name: str) -> Tensor:
+        """The sum of the weights of a mean whose weights are uploads."""
+        return self._weights[name]
+
+    def each(self, name: str) -> dict[int, Tensor]:
+        """Every client's own tensor."""
+        return self._single[name]
+
+    def rows(self, name: str) -> Tensor:
+        """Every client's own tensor, as the rows of a matrix in the order of `clients`."""
+        tensors = list(self._single[name].values())
+        return torch.stack(tensors, out=room(len(tensors), tensors[0]))
 
 
 @dataclass
 class Server:
-    """The server's side: named tensors, and what it knows of the federation without asking.
+    """The server's side: its state (named tensors), and what it knows of the federation without asking.
 
-    `initial` is the network's first vector, `body`, `head` and `layers` its slices, `statistics` those that hold
-    buffers and no parameters, `norms` those of normalisation layers, `samples` the number of training samples that
-    each client declared when it joined, `per_round` how many take part in a round on average, `participants` who was
-    called this round.
+    `initial` is the network's initial vector and `layout` where its parts lie, `n_samples` the number of training
+    samples that each client declared when it joined, `per_round` how many take part in a round on average,
+    `participants` who was called this round, `random` this round's random stream.
     """
 
     initial: Tensor
-    body: slice
-    head: slice
-    layers: dict[str, slice]
-    samples: Tensor
+    layout: Layout
+    n_samples: Tensor
     per_round: float
-    statistics: list[slice] = field(default_factory=list)
-    norms: list[slice] = field(default_factory=list)
     state: State = field(default_factory=dict)
     round: int = 0
     participants: list[int] = field(default_factory=list)
     random: torch.Generator = field(default_factory=torch.Generator)
-    store: "Store | None" = None
-    another: Callable[[int], Tensor] | None = None
-    _once: dict[str, Any] = field(default_factory=dict)
+    store: Store = field(default_factory=lambda: Store(None, "server"))
+    initialise: Callable[[int], Tensor] | None = None
 
     @property
-    def clients(self) -> int:
+    def n_clients(self) -> int:
         """The number of clients in the federation, N."""
-        return len(self.samples)
+        return len(self.n_samples)
 
-    def begin(self, round: int, participants: list[int], random: torch.Generator) -> None:
-        """A new round with these participants and this random stream."""
-        self.round, self.participants, self.random, self._once = round, participants, random, {}
+    @property
+    def body(self) -> slice:
+        return self.layout.body
 
-    def once(self, name: str, compute: Callable[[], Computed]) -> Computed:
-        """Something that is the same for all participants of a round, computed for the first of them."""
-        if name not in self._once:
-            self._once[name] = compute()
-        return self._once[name]  # type: ignore[no-any-return]
+    @property
+    def head(self) -> slice:
+        return self.layout.head
 
-    def parameters_of(self, rows: Tensor) -> Tensor:
-        """Vectors with zeros for what is no parameter, for lengths and angles between models."""
-        if self.statistics:
-            rows = rows.clone()
-            for place in self.statistics:
-                rows[..., place] = 0
-        return rows
+    def initial_for(self, number: int) -> Tensor:
+        """An initial vector of the network as another seed would have made it; number 0 is `initial` itself."""
+        assert self.initialise is not None
+        return self.initialise(number) if number else self.initial
 
-    def another_initial(self, number: int) -> Tensor:
-        """A first vector of the network as another seed would have made it; number 0 is `initial` itself."""
-        assert self.another is not None
-        return self.another(number) if number else self.initial
+    def step(self, name: str, gradient: Tensor, lr: float, optimizer: ServerOptimizer = "sgd") -> None:
+        """Move the server's tensor `name` along a gradient, by SGD, SGD with momentum, or Adam."""
+        server_step(self.state, name, gradient, lr, optimizer)
 
     def keep(self, client: int, state: State) -> None:
         """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""
-        assert self.store is not None
-        self.store.put(f"server-{client}", state, self.round)
+        self.store.put(client, state, self.round)
 
     def kept(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """What is kept of every client under this name, as the rows of a matrix in blocks: the clients of a block and
-        its rows, which are the caller's until the next block."""
-        block = min(self.clients, max(1, BLOCK // len(self.initial)))
-        rows = _room(block, self.initial)  # for all blocks: fresh memory costs more than copying
-        for first in range(0, self.clients, block):
-            clients = range(first, min(first + block, self.clients))
+        """Yield (clients, matrix) blocks of the tensors stored with `keep`, a row for each client of the federation.
+        The matrix is overwritten by the next block: copy what you need."""
+        block = min(self.n_clients, max(1, BLOCK // len(self.initial)))
+        rows = room(block, self.initial)  # for all blocks: fresh memory costs more than copying
+        for first in range(0, self.n_clients, block):
+            clients = range(first, min(first + block, self.n_clients))
             yield slice(first, clients.stop), torch.stack(self.kept_of(clients, name), out=rows[: len(clients)])
 
     def kept_of(self, clients: Iterable[int], name: str) -> list[Tensor]:
-        """What is kept of these clients under this name. A client of which nothing is kept has `initial`."""
-        assert self.store is not None
-        return [self.store.get(f"server-{client}").get(name, self.initial) for client in clients]
+        """List the tensors stored with `keep` for these clients; `initial` for a client without one."""
+        return [self.store.get(client).get(name, self.initial) for client in clients]
 
     def mixed(self, weights: Tensor, name: str) -> Tensor:
-        """Mixes of what is kept of all clients under this name, as many as there are rows of weights."""
-        mixes = _room(len(weights), self.initial).zero_()
+        """Mix the tensors stored with `keep` of all clients: one mix for each row of weights."""
+        mixes = room(len(weights), self.initial).zero_()
         for clients, vectors in self.kept(name):
             mixes.addmm_(weights[:, clients], vectors)
         return mixes
 
 
-def _room(rows: int, like: Tensor) -> Tensor:
-    """Room for rows like this one. Fresh memory costs more than what is done with it: NumPy asks the system for huge
-    pages, which PyTorch does not. It begins where PyTorch's would, as that may decide about last bits."""
+def room(rows: int, like: Tensor) -> Tensor:
+    """Allocate room for rows like this one. Fresh memory costs more than what is done with it: NumPy asks the system
+    for huge pages, which PyTorch does not. It begins where PyTorch's would, as that may decide about last bits."""
     if like.device.type != "cpu":
         return like.new_empty(rows, *like.shape)
-    room = torch.from_numpy(np.empty(rows * like.nbytes + 64, np.uint8))
-    start = -room.data_ptr() % 64
-    return room[start : start + rows * like.nbytes].view(like.dtype).view(rows, *like.shape)
-
-
-class Store(Protocol):
-    """Where a server keeps what belongs to one client."""
-
-    def get(self, key: str) -> State: ...
-
-    def put(self, key: str, state: State, round: int) -> None: ...
-
-
-class Replies(dict[int, Message]):
-    """What came back in a round: one message a client, in the order of the clients' numbers."""
-
-    def __init__(self, messages: Mapping[int, Message], samples: Tensor) -> None:
-        super().__init__(sorted(messages.items()))
-        self.samples = samples[list(self)]
-
-    def stack(self, name: str) -> Tensor:
-        """One tensor of every reply, as the rows of a matrix."""
-        tensors = [message[name] for message in self.values()]
-        return torch.stack(tensors, out=_room(len(tensors), tensors[0]))
-
-    def mean(self, name: str, weights: Tensor | None = None, equal: bool = False) -> Tensor:
-        """The mean of one tensor over the replies: weighted by n_i / Σ n of those who replied, as given, or equally."""
-        rows = self.stack(name)
-        rows = rows if rows.is_floating_point() else rows.double()
-        if weights is None:
-            weights = torch.ones_like(self.samples) if equal else self.samples
-        weights = weights.to(rows) / weights.sum().to(rows)
-        return (weights @ rows.reshape(len(rows), rows[0].numel())).view(rows.shape[1:])
+    memory = torch.from_numpy(np.empty(rows * like.nbytes + 64, np.uint8))
+    start = -memory.data_ptr() % 64
+    return memory[start : start + rows * like.nbytes].view(like.dtype).view(rows, *like.shape)
 
 
 class Method(BaseModel):
     """A method of personalized federated learning. Its fields are its hyper-parameters, typed and validated.
 
-    What is defined here is a federation around one shared model, `theta`; a method overrides what it does otherwise.
-    All of them have `train`.
+    One function is required, `train`. The others default to a federation around shared tensors, one for each upload
+    that is a mean: by default `theta`, the whole model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -158,41 +181,86 @@ class Method(BaseModel):
     paper: ClassVar[str] = ""
     shared_part: ClassVar[str] = "the model"  # what the clients have in common, in a few words
     own_part: ClassVar[str] = "nothing"  # what is each client's own
-    personal_head: ClassVar[bool] = False  # where labels are each client's own, its head has only its own outputs
+    personal_head: ClassVar[bool] = False  # where labels are per client, its head has only its own outputs
+    uploads: ClassVar[Uploads] = {"theta": Mean("samples")}  # what leaves a client, and how it is aggregated
+    keeps_model: ClassVar[bool] = False  # a client that has trained predicts from its own state, without the broadcast
+
+    # --- at the server ---
 
     def start(self, server: Server) -> None:
-        """Put the server's first state in place, before round 1."""
+        """Put the server's state in place, before round 1."""
         server.state["theta"] = server.initial
 
     def broadcast(self, server: Server) -> Message:
-        """What every client may have of the server at any time: enough, with its own state, to predict."""
-        return {"theta": server.state["theta"]}
+        """Return what every client may have at any time: enough, with its own state, to predict."""
+        return {name: server.state[name] for name in self.means if name in server.state}
 
     def send(self, server: Server, client: int) -> Message:
-        """What goes down to one participant at the beginning of a round."""
+        """Return what goes down to one participant at the beginning of a round."""
         return self.broadcast(server)
 
-    def train(self, client: Client, message: Message) -> Message:
-        """The participant's work: it may change its state, and returns what goes up."""
-        raise NotImplementedError
+    def send_all(self, server: Server) -> Mapping[int, Message]:
+        """Return what goes down to each participant, for a method that computes it for all of them at once."""
+        return {client: self.send(server, client) for client in server.participants}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        """What the server makes of the replies (at least one; some of the participants' may be missing)."""
-        server.state["theta"] = replies.mean("theta")
+    def receive(self, server: Server, total: Total) -> None:
+        """Update the server's state from the round's uploads (of at least one client; some may be missing)."""
+        for name in self.means:
+            server.state[name] = total[name]
 
-    def personal(self, client: Client, message: Message) -> Tensor:
-        """The vector that this client predicts with, from its own state and the server's broadcast."""
-        return message["theta"]
-
-    def central(self, server: Server) -> Tensor | None:
-        """The one global model, for the methods that have one."""
+    def global_model(self, server: Server) -> Tensor | None:
+        """Return the one global model, if the method has one."""
         return server.state.get("theta")
 
     def observe(self, server: Server) -> Message:
-        """What the method's paper shows of its inner life, from the server's side, for the run record."""
+        """Return the diagnostics that the method's paper shows, for the run record."""
         return {}
 
+    # --- at a client ---
 
-def message_bytes(message: Message) -> int:
-    """The bytes of a message's tensors: what any transport has to carry, whatever it wraps around them."""
-    return sum(tensor.nbytes for tensor in message.values())
+    def train(self, client: Client, message: Message) -> Message:
+        """Do a participant's work: it may change its state, and returns what it uploads."""
+        raise NotImplementedError
+
+    def personal_model(self, client: Client, message: Message) -> Tensor:
+        """Return the vector that this client predicts with, from its own state and the server's broadcast."""
+        return message["theta"]
+
+    # --- what follows from the above ---
+
+    @property
+    def means(self) -> list[str]:
+        """The uploads of which the server sees the mean alone."""
+        return [name for name, how in self.uploads.items() if isinstance(how, Mean)]
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether all clients predict with the broadcast `theta`."""
+        return type(self).personal_model is Method.personal_model
+
+    @property
+    def uploaded(self) -> set[str]:
+        """The names of all that a client uploads, with the weights of means."""
+        weights = {how.weights for how in self.uploads.values() if isinstance(how, Mean)}
+        return {*self.uploads, *(weights - {"samples", "equal"})}
+
+
+def describe_uploads(method: Method) -> dict[str, str]:
+    """Say of each upload what the server sees of it."""
+    seen = {}
+    for name, how in method.uploads.items():
+        if isinstance(how, Each):
+            seen[name] = "each client's own"
+        elif how.weights in ("samples", "equal"):
+            seen[name] = "mean by samples" if how.weights == "samples" else "plain mean"
+        else:
+            seen |= {name: f"mean by {how.weights}", how.weights: "sum"}
+    return seen
+
+
+def check_upload(method: Method, upload: Mapping[str, Any]) -> None:
+    """Refuse an upload that is not what the method declares."""
+    if missing := sorted(method.uploaded - upload.keys()):
+        raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")
+    if unknown := sorted(upload.keys() - method.uploaded):
+        raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")

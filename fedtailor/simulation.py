@@ -1,7 +1,11 @@
-"""From an experiment to a federation: loading, dealing, building, and every check that needs no round."""
+"""A federation on one machine: from an experiment to a server, its sites and the transport between them.
 
+Every check that needs no round is made here, before the first file is written.
+"""
+
+import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +18,25 @@ from fedtailor.data import Dataset, FederatedData, federate, from_list, load
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.imports import import_object
-from fedtailor.local.descent import Descent
 from fedtailor.local.network import Loss, Network
+from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.streams import torch_seed
+from fedtailor.messages import Declaration, State
 from fedtailor.method import Method, Server
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model
 from fedtailor.participation import Participation
+from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluator
-from fedtailor.server.loop import Federation
+from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
+from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import check_installed
-from fedtailor.store import States
-from fedtailor.transport import Bench, make_engine
+from fedtailor.site.site import Terms
+from fedtailor.site.sites import Sites
+from fedtailor.store import Store
+from fedtailor.transport import Transport, make_transport
 
 LOSSES: dict[str, Loss] = {"cross-entropy": functional.cross_entropy, "mse": functional.mse_loss}
 
@@ -42,109 +51,190 @@ class Objects:
     loss: Loss | None = None
 
 
-def prepare(experiment: Experiment, objects: Objects) -> Bench:
-    """All that a run needs before its first file is written: so that nothing wrong is found out later."""
+class Initialiser:
+    """Makes initial vectors of a network as other seeds would have made them.
+
+    It has a copy of the network: in that of the sites are traces of the clients' work.
+    """
+
+    def __init__(self, module: nn.Module, head: int | str, like: Tensor, seed: int) -> None:
+        self._module, self._head, self._seed = copy.deepcopy(module), head, seed
+        self._device, self._dtype = like.device, like.dtype
+
+    def __call__(self, number: int) -> Tensor:
+        network = Network(copy.deepcopy(self._module), self._head, self._device, self._dtype)
+        return network.initialised(torch_seed(self._seed, "another", number))
+
+
+@dataclass
+class Prepared:
+    """An experiment with its data and its network in place, before its first round."""
+
+    experiment: Experiment
+    data: FederatedData
+    terms: Terms
+    initialise: Initialiser
+
+    @property
+    def method(self) -> Method:
+        return self.terms.method
+
+    @property
+    def network(self) -> Network:
+        return self.terms.network
+
+    def server(self, declared: Sequence[Declaration], store: Store) -> Server:
+        """The server of the sites that have joined. A site with another network or experiment is refused."""
+        terms = self.terms
+        for declaration in declared:
+            if declaration.fingerprint != terms.fingerprint:
+                raise FedtailorError(f"The site {declaration.name} has another network or experiment: it cannot join.")
+        return Server(
+            terms.initial.clone(),
+            copy.deepcopy(terms.network.layout),
+            torch.tensor([declaration.n_samples for declaration in declared], device=terms.initial.device),
+            terms.participation * len(declared),
+            store=store,
+            initialise=self.initialise,
+        )
+
+
+def prepare(experiment: Experiment, objects: Objects) -> Prepared:
+    """Load, partition and build all that a run needs, so that nothing wrong is found out later."""
     method = objects.method or find_method(experiment.method, experiment.parameters)
     if experiment.tensorboard:
         check_installed()
     device = find_device(experiment.device)
     given = objects.data
-    data = given.to(device) if isinstance(given, FederatedData) else deal_data(experiment, given).to(device)
+    data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
     loss = objects.loss or find_loss(experiment.loss)
     shape = tuple(data.x.shape[1:])
-    module = build_model(objects.model or experiment.model, shape, data.outputs, experiment.seed)
+    module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
+    pristine = copy.deepcopy(module)
     network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
     _try_out(network, data, loss)
-    how = Descent(
-        lr=experiment.lr,
-        momentum=experiment.momentum,
-        weight_decay=experiment.weight_decay,
-        epochs=experiment.epochs,
-        steps=experiment.steps,
-        batch=None if experiment.batch == "full" else experiment.batch,
-        drop_last=experiment.drop_last,
-    )
-    training = data.clients - len(data.new)
-    bench = Bench(
+    initial = network.vector.clone()
+    training = data.n_clients - len(data.new)
+    terms = Terms(
         method,
         network,
-        network.vector.clone(),
-        data,
+        initial,
         loss,
-        how,
+        OptimizerSettings(
+            lr=experiment.lr,
+            momentum=experiment.momentum,
+            weight_decay=experiment.weight_decay,
+            epochs=experiment.epochs,
+            steps=experiment.steps,
+            batch=None if experiment.batch == "full" else experiment.batch,
+            drop_last=experiment.drop_last,
+        ),
         experiment.keep_momentum,
         experiment.evaluation.fine_tune,
         experiment.seed,
         Participation.parse(experiment.participation).mean(training) / training,
         experiment.evaluation.train,
+        experiment.debug,
     )
-    _check_protocol(experiment, bench)
-    return bench
+    prepared = Prepared(experiment, data, terms, Initialiser(pristine, experiment.head, initial, experiment.seed))
+    _check_protocol(prepared)
+    return prepared
 
 
-def _check_protocol(experiment: Experiment, bench: Bench) -> None:
-    """Is there what the evaluation asks for?"""
-    protocol, method = experiment.evaluation, bench.method
-    if protocol.clients == "new" and not bench.data.new:
+def _check_protocol(prepared: Prepared) -> None:
+    """Refuse an evaluation of something that there is not."""
+    protocol, method, data = prepared.experiment.evaluation, prepared.method, prepared.data
+    if protocol.clients == "new" and not data.new:
         raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
     if protocol.model == "global":
-        server = _server(bench, States(None))
+        server = prepared.server(Sites.at(data, prepared.terms, None).declare(), Store(None, "server"))
         method.start(server)
-        if method.central(server) is None:
-            raise FedtailorError(f"The method {experiment.method} has no global model: evaluate the personal ones.")
+        if method.global_model(server) is None:
+            raise FedtailorError(
+                f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
+            )
 
 
-def _server(bench: Bench, states: States) -> Server:
-    network, data = bench.network, bench.data
-    per_round = bench.participation * (data.clients - len(data.new))
-    samples = data.samples[: data.clients - len(data.new)].to(bench.initial.device)
-    return Server(
-        bench.initial,
-        network.body,
-        network.head,
-        network.layers,
-        samples,
-        per_round,
-        network.statistics,
-        network.norms,
-        store=states,
-        another=lambda number: network.another(torch_seed(bench.seed, "another", number)),
-    )
+class Simulation:
+    """A server, all its sites and the transport between them, on one machine.
+
+    Only this object, which no method ever sees, holds all of them.
+    """
+
+    def __init__(self, prepared: Prepared, directory: RunDirectory | None = None) -> None:
+        experiment, data, terms = prepared.experiment, prepared.data, prepared.terms
+        self.prepared, self.experiment, self.data, self.terms = prepared, experiment, data, terms
+        self.directory = directory
+        checkpoint = directory.path / "checkpoint" if directory else None
+        on_disk, device = experiment.states == "disk", terms.initial.device
+        self.sites = Sites.at(data, terms, checkpoint / "sites" if checkpoint else None, on_disk)
+        store = Store(checkpoint / "server" if checkpoint else None, "server", on_disk, device)
+        engine = "in-process" if experiment.debug else experiment.engine
+        self.transport: Transport = make_transport(engine, self.sites, experiment.workers, device.type == "cpu")
+        new = experiment.evaluation.clients == "new"
+        method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
+        self.loop = Loop(
+            experiment,
+            method,
+            prepared.server(self.transport.declare(), store),
+            list(data.names),
+            Evaluator(
+                experiment.evaluation, terms.method, [c for c in range(data.n_clients) if (c in data.new) == new]
+            ),
+            Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
+            Checkpoint(checkpoint, store, device),
+            directory,
+        )
+
+    def start(self) -> None:
+        """Prepare round 1."""
+        self.loop.start(self.transport)
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint."""
+        self.loop.restore(self.transport)
+
+    def run(self) -> Generator[RoundRecord, None, None]:
+        """Do the rounds that are left, and yield the record of each."""
+        return self.loop.run(self.transport)
+
+    def round(self, number: int) -> RoundRecord:
+        """Do one round."""
+        return self.loop.round(number, self.transport)
+
+    def close(self) -> None:
+        """End the workers, and leave the run directory to others."""
+        self.transport.close()
+        if self.directory is not None:
+            self.directory.unlock()
+
+    @property
+    def finished(self) -> int:
+        """The last round that is done."""
+        return self.loop.finished
+
+    @property
+    def server(self) -> Server:
+        return self.loop.server
+
+    def personal_model(self, client: int) -> Tensor:
+        """The vector that a client predicts with now."""
+        return self.sites.personal_model(client, self.finished, self.terms.method.broadcast(self.server))
+
+    def state_of(self, client: int) -> State:
+        """A client's private state: for whoever runs the simulation, and for nobody in it."""
+        return self.sites.store.get(client)
 
 
-def federation(experiment: Experiment, bench: Bench, directory: RunDirectory | None) -> Federation:
-    """The federation of this experiment before its first round, its engine running."""
-    data = bench.data
-    checkpoint = directory.path / "checkpoint" if directory else None
-    states = States(checkpoint, experiment.states == "disk", bench.initial.device)
-    server = _server(bench, states)
-    engine = make_engine(experiment.engine, bench, experiment.workers)
-    new = experiment.evaluation.clients == "new"
-    evaluated = [client for client in range(data.clients) if (client in data.new) == new]
-    bounds = data.bounds
-    evaluator = Evaluator(
-        experiment.evaluation,
-        bench.method,
-        engine,
-        states,
-        evaluated,
-        test_samples=(bounds[:, 3] - bounds[:, 2]).tolist(),
-        train_samples=data.samples.tolist(),
-        held_out_samples=(bounds[:, 3] - bounds[:, 1]).tolist(),
-    )
-    observations = Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6))
-    return Federation(experiment, bench.method, data, server, states, bench, engine, evaluator, observations, directory)
-
-
-def deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
-    """The experiment's data, loaded and dealt to its clients (on the CPU: the same for every device)."""
+def partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
+    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device)."""
     with torch.device("cpu"):
-        return _deal_data(experiment, given)
+        return _partition_data(experiment, given)
 
 
-def _deal_data(experiment: Experiment, given: Dataset | Sequence[Any] | None) -> FederatedData:
+def _partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | None) -> FederatedData:
     if given is None:
         dataset = load(
             experiment.data,
@@ -229,25 +319,24 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
 
 
-def reopen(path: Path, experiment: Experiment, objects: Objects) -> Federation:
-    """The federation of a run directory, to go on with after `restore`."""
+def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
+    """Open the simulation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
-    bench = prepare(experiment, objects)
-    directory.check(bench.data, bench.fingerprint())
+    prepared = prepare(experiment, objects)
+    directory.check(prepared.data, prepared.terms.fingerprint)
     directory.lock()
-    return federation(experiment, bench, directory)
+    return Simulation(prepared, directory)
 
 
-def look_into(path: Path, data_dir: str | None = None) -> Federation:
-    """The federation of a run directory as its last checkpoint left it, to look at: nothing is written. It is looked
-    at on the CPU where the run's device is not available."""
+def look_into(path: Path, data_dir: str | None = None) -> Simulation:
+    """Open the simulation of a run directory as its last checkpoint left it, to look at: nothing is written. It is
+    looked at on the CPU where the run's device is not available."""
     directory = RunDirectory(path)
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
     experiment = before.model_copy(update={**here, "engine": "in-process", "tensorboard": False})
-    bench = prepare(experiment, Objects())
-    directory.check(bench.data, bench.fingerprint())
-    run = federation(experiment, bench, directory)
-    run.finished, run.server.state = run.states.restore(sweep=False)
-    run.server.round = run.finished
+    prepared = prepare(experiment, Objects())
+    directory.check(prepared.data, prepared.terms.fingerprint)
+    run = Simulation(prepared, directory)
+    run.loop.look(run.transport)
     return run

@@ -1,152 +1,150 @@
-"""The clients' private states and the run's checkpoints: safetensors files under one manifest.
+"""Named tensors by number and version, in memory or on disk: what a site keeps of itself, and a server of its clients.
 
-Every file is written under a temporary name and renamed, a client's state under the round that made it. The manifest
-names the files that belong together; what it does not name does not count. So a run can be killed at any instant, and
-a state becomes current only together with the round that produced it. What a manifest names is on the disk itself
-before the manifest is; other files need not be, and a round does not wait for them.
+A new version is proposed first and becomes current when it is accepted. On disk every version is a file of its own,
+written under a temporary name and renamed, so a process can be killed at any instant. `save` makes the current versions
+durable, and `prune` removes what they replaced, once whoever counts on them has written that down.
 """
 
-import json
-import os
+import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 from fedtailor.errors import FedtailorError
-from fedtailor.local.client import Message, State
-from fedtailor.site.work import copied
+from fedtailor.files import fsync_file, write_atomically
+from fedtailor.messages import NEVER, State, frame, unframe
 
-MANIFEST = "manifest.json"
-SERVER = "server"  # the key of the server's own state
-AT_ONCE = 16  # files of a checkpoint on their way to the disk: it writes them together, many times as fast as in turn
+AT_ONCE = 16  # files on their way to the disk at a time: it writes them together, many times as fast as in turn
 
 
-def write_atomically(path: Path, content: bytes | str, lasting: bool = True) -> None:
-    """Write a file so that it is there whole or not at all; after a power cut too if it is to be `lasting`."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-        if lasting:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+class Store:
+    """States by number. `current` has the version of each: the round that made it; a number without one is empty.
 
-
-def make_last(path: Path) -> None:
-    """Have the system write a file to the disk itself."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-class States:
-    """Every client's state, in memory or on disk, and the checkpoint that holds them and the server's own.
-
-    A state's key says whose it is: `client-3` is client 3's own, `server-3` what the server keeps of it. Without a
-    directory there are no checkpoints. `versions` is the round in which each state was made.
+    Without a directory nothing is ever saved. With `on_disk`, states are read from files and not held in memory.
     """
 
-    def __init__(self, directory: Path | None, on_disk: bool = False, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, directory: Path | None, owner: str, on_disk: bool = False, device: torch.device | str = "cpu"
+    ) -> None:
         if on_disk and directory is None:
             raise FedtailorError("States on disk need a run directory: give --out (out= in Python).")
-        self.directory, self.on_disk, self.device = directory, on_disk, device
-        self.versions: dict[str, int] = {}
-        self._memory: dict[str, State] = {}
-        self._saved: dict[str, int] = {}  # the versions that the manifest names
-        self._changed: set[str] = set()  # what has another version, or none there
+        self.directory, self.owner, self.on_disk, self.device = directory, owner, on_disk, device
+        self.current: dict[int, int] = {}
+        self._proposed: dict[int, tuple[int, State]] = {}  # empty states here if they are on disk
+        self._memory: dict[int, State] = {}
+        self._durable: dict[int, int] = {}
+        self._changed: set[int] = set()  # what has another version than the durable one, or none there
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
 
-    def get(self, key: str) -> State:
-        """A state: empty before it was first put."""
-        if key not in self.versions:
+    def get(self, number: int) -> State:
+        """Read the current state; it is empty before the first one was put."""
+        if number not in self.current:
             return {}
-        if not self.on_disk:
-            return self._memory[key]
-        return self._load(self._file(key, self.versions[key]))
+        return self._memory[number] if not self.on_disk else self._load(number, self.current[number])
 
-    def put(self, key: str, state: State, round: int) -> None:
-        """A new state. One that is and was empty leaves no trace."""
-        if not state and key not in self.versions:
-            return
-        before = self.versions.get(key)
-        self.versions[key] = round
-        self._changed.add(key)
-        if not self.on_disk:
-            self._memory[key] = state
-            return
-        write_atomically(self._file(key, round), _bytes(state), lasting=False)
-        if before not in (None, round, self._saved.get(key)):
-            self._file(key, before).unlink(missing_ok=True)
+    def at(self, number: int, version: int) -> State:
+        """Read the state of one version, which becomes the current one.
 
-    def checkpoint(self, round: int, server: Message) -> None:
-        """Make the present states and the server's the ones to resume from."""
+        A later proposal never counted and is dropped. Refuse if the version is not here.
+        """
+        proposed, _ = self._proposed.get(number, (NEVER, {}))
+        if version == proposed != NEVER:
+            self.accept([number])
+        elif proposed != NEVER:
+            self._drop(number)
+        here = self.current.get(number, NEVER)
+        if here != version and version == NEVER:
+            raise FedtailorError(f"{self.owner} {number} has a state of round {here} that the server does not know of.")
+        if here != version:
+            raise FedtailorError(
+                f"The state of round {version} is not here: {self.owner} {number} has lost it, or is another one."
+            )
+        return self.get(number)
+
+    def propose(self, number: int, state: State, version: int) -> int:
+        """Keep a new state beside the current one and return its version. An empty one after none leaves no trace."""
+        if number in self._proposed:
+            self._drop(number)
+        if not state and number not in self.current:
+            return NEVER
+        if self.on_disk:
+            self._write(number, state, version)
+        self._proposed[number] = (version, {} if self.on_disk else state)
+        return version
+
+    def accept(self, numbers: Iterable[int]) -> None:
+        """Make what these numbers proposed their current state."""
+        for number in numbers:
+            if number not in self._proposed:
+                continue
+            before = self.current.get(number)
+            self.current[number], state = self._proposed.pop(number)
+            self._changed.add(number)
+            if not self.on_disk:
+                self._memory[number] = state
+            elif before not in (None, self.current[number], self._durable.get(number)):
+                self._file(number, before).unlink(missing_ok=True)
+
+    def put(self, number: int, state: State, version: int) -> None:
+        """Propose and accept."""
+        self.propose(number, state, version)
+        self.accept([number])
+
+    def save(self) -> None:
+        """Make the current states durable."""
         if self.directory is None:
             return
-        changed = {key: self._file(key, self.versions[key]) for key in self._changed}
+        changed = {number: self._file(number, self.current[number]) for number in self._changed}
         if not self.on_disk:
-            for key, file in changed.items():
-                write_atomically(file, _bytes(self._memory[key]), lasting=False)
+            for number in changed:
+                self._write(number, self._memory[number], self.current[number])
         with ThreadPoolExecutor(AT_ONCE) as at_once:
-            list(at_once.map(make_last, changed.values()))
-        write_atomically(self._file(SERVER, round), _bytes(server))
-        states = dict(sorted(self.versions.items()))
-        write_atomically(self.directory / MANIFEST, json.dumps({"round": round, "states": states}) + "\n")
-        now = {**self.versions, SERVER: round}
-        for key in {*changed, SERVER} & self._saved.keys():
-            if self._saved[key] != now[key]:
-                self._file(key, self._saved[key]).unlink(missing_ok=True)
-        self._saved, self._changed = now, set()
+            list(at_once.map(fsync_file, changed.values()))
 
-    def restore(self, sweep: bool = True) -> tuple[int, State]:
-        """Go back to the last checkpoint: its round, and the server's state. Round 0: there is none yet."""
-        assert self.directory is not None
-        if not (self.directory / MANIFEST).exists():
-            if sweep:
-                self._sweep()
-            return 0, {}
-        try:
-            manifest = json.loads((self.directory / MANIFEST).read_text())
-            round, self.versions = manifest["round"], dict(manifest["states"])
-        except (ValueError, KeyError, TypeError):
-            raise FedtailorError(
-                f"The checkpoint in {self.directory} is damaged: its manifest cannot be read."
-            ) from None
-        self._saved = {**self.versions, SERVER: round}
-        server = self._load(self._file(SERVER, round))
-        if not self.on_disk:
-            self._memory = {key: self._load(self._file(key, version)) for key, version in self.versions.items()}
+    def prune(self) -> None:
+        """Remove the files of saved states that are no longer current."""
+        for number in self._changed & self._durable.keys():
+            if self._durable[number] != self.current[number]:
+                self._file(number, self._durable[number]).unlink(missing_ok=True)
+        self._durable, self._changed = dict(self.current), set()
+
+    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
+        """Go back to these saved versions. `sweep` removes all other files."""
         if sweep:
-            self._sweep()
-        return round, server
+            self._sweep({self._file(number, version).name for number, version in versions.items()})
+        self._memory = {} if self.on_disk else {number: self._load(number, v) for number, v in versions.items()}
+        self.current, self._durable = dict(versions), dict(versions)
+        self._proposed, self._changed = {}, set()
 
-    def _sweep(self) -> None:
-        """Remove what a killed run left behind: everything that the manifest does not name."""
-        assert self.directory is not None
-        keep = {MANIFEST, *(self._file(key, version).name for key, version in self._saved.items())}
+    def _drop(self, number: int) -> None:
+        version, _ = self._proposed.pop(number)
+        if self.on_disk and version not in (self.current.get(number), self._durable.get(number)):
+            self._file(number, version).unlink(missing_ok=True)
+
+    def _sweep(self, keep: set[str]) -> None:
+        if self.directory is None:
+            return
+        mine = re.compile(rf"{self.owner}-\d+-round-\d+\.safetensors(\.tmp)?")
         for path in self.directory.iterdir():
-            if path.name not in keep:
+            if mine.fullmatch(path.name) and path.name not in keep:
                 path.unlink()
 
-    def _file(self, key: str, version: int | None) -> Path:
+    def _file(self, number: int, version: int | None) -> Path:
         assert self.directory is not None
-        return self.directory / f"{key}-round-{version}.safetensors"
+        return self.directory / f"{self.owner}-{number}-round-{version}.safetensors"
 
-    def _load(self, path: Path) -> State:
+    def _write(self, number: int, state: State, version: int) -> None:
+        content = frame(state, sender=f"{self.owner}-{number}", round=version)
+        write_atomically(self._file(number, version), content, durable=False)
+
+    def _load(self, number: int, version: int) -> State:
+        path = self._file(number, version)
         try:
-            tensors: dict[str, Tensor] = load(path.read_bytes())
-        except (OSError, SafetensorError) as error:
-            raise FedtailorError(f"The checkpoint file {path} cannot be read: {error}.") from None
+            content = path.read_bytes()
+        except OSError as error:
+            raise FedtailorError(f"The checkpoint file {path} cannot be read: {error.strerror}.") from None
+        tensors = unframe(content, f"The checkpoint file {path}", sender=f"{self.owner}-{number}", round=version)
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
-
-
-def of_client(number: int) -> str:
-    """The key of a client's own state."""
-    return f"client-{number}"
-
-
-def _bytes(tensors: Message) -> bytes:
-    return save(copied(tensors))

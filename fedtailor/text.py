@@ -1,4 +1,4 @@
-"""How figures and tables are put for people, on the command line and in reports."""
+"""Numbers and tables for people to read, on the command line and in reports."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes for people: 0 B, 12.3 kB, 4.56 MB."""
+    """Format a number of bytes: 0 B, 12.3 kB, 4.56 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
@@ -16,7 +16,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_count(count: float) -> str:
-    """A large number for people: 950, 12.3 thousand, 4.5 million."""
+    """Format a large number: 950, 12.3 thousand, 4.5 million."""
     for unit in ("", " thousand", " million"):
         if count < 1000:
             return f"{count:.3g}{unit}"
@@ -25,7 +25,7 @@ def human_count(count: float) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """A time for people: 40 s, 5 min, 3.2 h, 2.1 days."""
+    """Format a time: 40 s, 5 min, 3.2 h, 2.1 days."""
     for unit, length in (("s", 60), ("min", 60), ("h", 24)):
         if seconds < length * 1.5 or (unit == "h" and seconds < length * 2):
             return f"{seconds:.0f} {unit}" if unit != "h" else f"{seconds:.1f} h"
@@ -34,11 +34,17 @@ def human_time(seconds: float) -> str:
 
 
 def percent(value: float | None) -> str:
+    """Format a share of 1 in percent; a dash where there is none."""
     return "–" if value is None else f"{100 * value:.2f}"
 
 
+def decimals(value: float | None) -> str:
+    """Format a loss or an AUC; a dash where there is none."""
+    return "–" if value is None else f"{value:.4f}"
+
+
 def plain_table(title: str, **options: Any) -> Table:
-    """A table as all commands show it: no frames, so that it fits a terminal of 80 columns."""
+    """Make a table as all commands show it: without frames, so that it fits a terminal of 80 columns."""
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **options)
     table.title_justify = table.caption_justify = "left"
     return table

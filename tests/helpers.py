@@ -1,7 +1,8 @@
 """Small federations for tests: quadratic clients with exact answers, and a few digits."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
-from fedtailor.server.loop import Federation
-from fedtailor.simulation import Objects, federation, prepare
+from fedtailor.method import Uploads
+from fedtailor.server.records import ClientsRecord, RoundRecord
+from fedtailor.simulation import Objects, Simulation, prepare
 
 
 class Quadratic(nn.Module):
@@ -54,11 +56,10 @@ def run_quadratic(
 class EqualFedAvg(ft.Method):
     """FedAvg with equal weights."""
 
+    uploads: ClassVar[Uploads] = {"theta": ft.Mean("equal")}
+
     def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
         return {"theta": client.descend(message["theta"])}
-
-    def receive(self, server: ft.Server, replies: ft.Replies) -> None:
-        server.state["theta"] = replies.mean("theta", torch.ones(len(replies)))
 
 
 def uneven_clients(clients: int = 5, size: int = 4) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
@@ -76,17 +77,17 @@ def digits(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     return [(x[end - size : end], y[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def make_federation(method: str, **settings: Any) -> Federation:
-    """A federation that a test drives by hand, in process."""
+def make_simulation(method: str, **settings: Any) -> Simulation:
+    """A simulation that a test drives by hand, in process, ready for round 1."""
     experiment = make_experiment({"method": method, "engine": "in-process", **settings})
-    made = federation(experiment, prepare(experiment, Objects()), None)
+    made = Simulation(prepare(experiment, Objects()))
     made.start()
     return made
 
 
-def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without their times."""
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+def numbers(records: Iterable[RoundRecord | ClientsRecord]) -> list[dict[str, Any]]:
+    """Records as JSON has them, without their times."""
+    return [{name: value for name, value in record.plain().items() if name != "seconds"} for record in records]
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -96,10 +97,9 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def final(result: ft.RunResult) -> dict[str, Tensor]:
     """The server's and all clients' last tensors, by name."""
-    run = result._federation
-    tensors = {f"server/{name}": tensor for name, tensor in run.server.state.items()}
-    for client in range(run.data.clients):
-        tensors |= {f"{client}/{name}": tensor for name, tensor in run.states.get(f"client-{client}").items()}
+    tensors = {f"server/{name}": tensor for name, tensor in result.server_state.items()}
+    for client in range(result.data.n_clients):
+        tensors |= {f"{client}/{name}": tensor for name, tensor in result.simulation.state_of(client).items()}
     return tensors
 
 

@@ -1,27 +1,28 @@
 """The benchmarks stay alive: they run at a tiny size. What they measure is nobody's business here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import costs, floor
+from benchmarks import costs, floor, memory
 from benchmarks.measuring import Goal, Seconds
 
 
 def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the costs, which have their own test below."""
-    monkeypatch.setattr("sys.argv", ["benchmarks", "floor", "scale", "start-up", "--tiny", "--repeat", "1"])
+    monkeypatch.setattr("sys.argv", ["benchmarks", "floor", "scale", "memory", "start-up", "--tiny", "--repeat", "1"])
     bench.main()
     printed = capsys.readouterr().out
     verdicts = [line for line in printed.splitlines() if line.endswith(("  met", "  MISSED"))]
-    assert len(verdicts) >= 8
+    assert len(verdicts) >= 11
     assert printed.count("Where the time goes:") == sum(line.endswith("MISSED") for line in verdicts)
     monkeypatch.setattr("sys.argv", ["benchmarks", "flor"])
     with pytest.raises(SystemExit):
         bench.main()
-    assert "no part flor; there are floor, costs, scale, start-up" in capsys.readouterr().err
+    assert "no part flor; there are floor, costs, scale, memory, start-up" in capsys.readouterr().err
 
 
 def test_goals() -> None:
@@ -36,18 +37,18 @@ def test_the_plain_loop_does_the_same_work(model: str) -> None:
     """One full batch for each client: its order counts for nothing."""
     work = floor.Work("", model, floor.FASHION, batch=1000, samples=200, goal=0)
     run = floor.by_fedtailor(work, workers=1)
-    network = run.bench.network
+    network = run.terms.network
     loop = floor.PlainLoop(work, *floor.samples_of(run.data))
-    loop.theta = network.state_dict(run.bench.initial)
+    loop.theta = network.state_dict(run.terms.initial)
     evaluated = loop.round()
     run.round(1)
     for name, tensor in network.state_dict(run.server.state["theta"]).items():
         torch.testing.assert_close(loop.theta[name], tensor)
     hits = sum(accuracy * len(y) for (_, accuracy), (_, y) in zip(evaluated, loop.held_out, strict=True) if len(y))
     ours = 0.0
-    for client, results in run.clients[0]["results"].items():
+    for client, results in run.loop.clients[0].results.items():
         for split, samples in (("test", run.data.test), ("validation", run.data.validation)):
-            ours += (results[split]["accuracy"] or 0.0) * len(samples(int(client))[1])
+            ours += (results[split].accuracy or 0.0) * len(samples(client)[1])
     assert hits == pytest.approx(ours)
 
 
@@ -93,3 +94,12 @@ def test_a_server_without_clients(method: str, on_disk: bool, tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == (5 if on_disk and method in costs.KEPT else 0)  # a model of every client
     assert all(tensor.isfinite().all() for tensor in server.server.state.values())
     assert server.server.round == 3
+
+
+def test_memory_of_uploads_that_are_held() -> None:
+    """FedACS's server sees every client's own model; FedAvg's sees their mean alone."""
+    case = memory.Case(participants=20, clients=20, model="mlp:100", rounds=1)
+    mean, each = memory.measured(case), memory.measured(replace(case, method="fedacs"))
+    assert mean.upload == each.upload == pytest.approx(4 * (3073 * 100 + 101 * 10) / 2**20)
+    assert each.growth >= 20 * each.upload
+    assert mean.growth <= 8 * mean.upload

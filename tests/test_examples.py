@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedtailor as ft
 from examples.halfway import Halfway
@@ -16,8 +17,13 @@ SMALL = {"data": "digits", "clients": 4, "rounds": 2, "engine": "in-process"}
 def test_the_method_of_ones_own() -> None:
     by_name = ft.run("examples.halfway:Halfway", own=0.7, **SMALL)
     assert_same(final(by_name), final(ft.run(Halfway(own=0.7), **SMALL)))
-    nothing_own, average = ft.run(Halfway(own=0), **SMALL), ft.run("fedavg", **SMALL)
-    assert nothing_own.accuracy == average.accuracy
+    average = ft.run("fedavg", **SMALL)
+    for own, expected in ((0, by_name.server_state["theta"]), (1, by_name.client_state(3)["local"])):
+        assert torch.equal(ft.run(Halfway(own=own), **SMALL).personal_vector(3), expected)
+    assert_same(average.server_state, by_name.server_state)
+    assert ft.run(Halfway(own=0), **SMALL).accuracy == average.accuracy
+    mix = 0.7 * by_name.client_state(3)["local"] + 0.3 * by_name.server_state["theta"]
+    torch.testing.assert_close(by_name.personal_vector(3), mix)
     with pytest.raises(ft.FedtailorError, match=r"'own' of examples\.halfway:Halfway is 2"):
         ft.run("examples.halfway:Halfway", own=2, **SMALL)
 
@@ -38,7 +44,7 @@ def test_the_readmes_method_is_the_one_in_the_catalogue() -> None:
     shown = re.search(r"```python\n(class FedPer.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert shown is not None
     source = (ROOT / "fedtailor/methods/fedper.py").read_text()
-    bare = re.sub(r"(\w): (Server|Client|Message|Replies)", r"\1", source)
+    bare = re.sub(r"(\w): (Server|Client|Message|Total|ClassVar\[\w+\])", r"\1", source)
     bare = re.sub(r" -> (None|Message|Tensor):", ":", bare)
     for line in shown[1].splitlines()[2:]:
         assert line in bare

@@ -1,12 +1,25 @@
-"""The server's side of a method: what it keeps of clients, and replies as matrices."""
+"""The server's side of a method: what it keeps of clients, single uploads as matrices, and what a method declares."""
+
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+import fedtailor as ft
 from fedtailor import method
-from fedtailor.method import Replies, Server
-from fedtailor.store import States
+from fedtailor.local.layout import Layout
+from fedtailor.local.optimizer import server_step
+from fedtailor.method import Server, Total, Uploads, check_upload, describe_uploads, room
+from fedtailor.methods import CATALOGUE
+from fedtailor.store import Store
+
+LAYOUT = Layout(4, slice(0, 4), slice(4, 4))
+
+
+def seen(tensors: dict[int, Tensor]) -> Total:
+    """What the server sees of a round in which each of these clients uploaded one tensor, seen singly."""
+    return Total(sorted(tensors), torch.ones(len(tensors)), {}, {}, {"t": dict(sorted(tensors.items()))})
 
 
 @pytest.mark.parametrize(
@@ -21,21 +34,41 @@ from fedtailor.store import States
         torch.rand(4, 6).T,
     ],
 )
-def test_replies_are_stacked_in_the_order_of_clients(tensor: Tensor) -> None:
-    found = Replies({2: {"t": tensor}, 0: {"t": ~tensor if tensor.dtype == torch.bool else tensor * 2}}, torch.ones(3))
-    stacked = found.stack("t")
-    expected = torch.stack([found[0]["t"], tensor])
-    assert stacked.dtype == expected.dtype
-    assert torch.equal(stacked, expected)
-    assert stacked.data_ptr() % 64 == 0  # as PyTorch's own memory
-    assert stacked.is_contiguous()
+def test_single_uploads_are_rows_in_the_order_of_clients(tensor: Tensor) -> None:
+    total = seen({2: tensor, 0: ~tensor if tensor.dtype == torch.bool else tensor * 2})
+    rows = total.rows("t")
+    expected = torch.stack([total.each("t")[0], tensor])
+    assert rows.dtype == expected.dtype
+    assert torch.equal(rows, expected)
+    assert rows.data_ptr() % 64 == 0  # as PyTorch's own memory
+    assert rows.is_contiguous()
+    assert total.index.tolist() == [0, 2]
+
+
+def test_a_single_upload_has_a_mean_by_samples() -> None:
+    total = Total([1, 3], torch.tensor([1, 3]), {}, {}, {"t": {1: torch.tensor([1.0]), 3: torch.tensor([5.0])}})
+    assert total["t"].tolist() == [4.0]
+    with pytest.raises(KeyError):
+        total["u"]
+    with pytest.raises(KeyError):
+        Total([1], torch.tensor([1]), {"t": torch.ones(1)}, {}, {}).each("t")  # a mean is not seen singly
+
+
+def test_memory_for_rows_is_aligned_and_of_its_own() -> None:
+    like = torch.rand(3, 5, dtype=torch.float64)
+    one, other = room(4, like), room(4, like)
+    assert one.shape == (4, 3, 5)
+    assert one.dtype == like.dtype
+    assert one.data_ptr() % 64 == 0
+    assert one.fill_(1.0).sum() == 60
+    assert one.data_ptr() != other.data_ptr()
 
 
 @pytest.mark.parametrize("block", [1, 8, 1000])  # numbers
 def test_what_is_kept_of_clients_is_mixed_in_blocks_of_any_size(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(method, "BLOCK", block)
     models, initial = torch.rand(5, 4, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
-    server = Server(initial, slice(0, 4), slice(4, 4), {}, torch.ones(5), 2.0, store=States(None))
+    server = Server(initial, LAYOUT, torch.ones(5), 2.0, store=Store(None, "server"))
     for client in (0, 2, 4):
         server.keep(client, {"w": models[client]})
     models[[1, 3]] = initial  # of these nothing is kept
@@ -43,3 +76,75 @@ def test_what_is_kept_of_clients_is_mixed_in_blocks_of_any_size(block: int, monk
     assert torch.equal(torch.stack(server.kept_of([3, 0], "w")), models[[3, 0]])
     weights = torch.rand(2, 5, dtype=torch.float64)
     torch.testing.assert_close(server.mixed(weights, "w"), weights @ models)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_the_servers_step_is_the_shared_one(optimizer: Any) -> None:
+    server = Server(torch.zeros(4), LAYOUT, torch.ones(3), 3.0, {"theta": torch.ones(4)})
+    state = dict(server.state)
+    for gradient in torch.rand(3, 4, generator=torch.Generator().manual_seed(0)):
+        server.step("theta", gradient, 0.1, optimizer)
+        server_step(state, "theta", gradient, 0.1, optimizer)
+    assert server.state.keys() == state.keys()
+    assert torch.equal(server.state["theta"], state["theta"])
+
+
+class Declaring(ft.Method):
+    """A method with every kind of upload."""
+
+    uploads: ClassVar[Uploads] = {
+        "theta": ft.Mean("samples"),
+        "step": ft.Mean("equal"),
+        "branches": ft.Mean("weights"),
+        "gradient": ft.Each(),
+    }
+
+
+def test_a_method_says_what_leaves_a_client_and_who_sees_it() -> None:
+    assert describe_uploads(Declaring()) == {
+        "theta": "mean by samples",
+        "step": "plain mean",
+        "branches": "mean by weights",
+        "weights": "sum",
+        "gradient": "each client's own",
+    }
+    assert Declaring().uploaded == {"theta", "step", "branches", "weights", "gradient"}
+    assert Declaring().means == ["theta", "step", "branches"]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_method_of_the_catalogue_declares_its_uploads(name: str) -> None:
+    found = CATALOGUE[name]()
+    assert all(isinstance(how, ft.Mean | ft.Each) for how in found.uploads.values())
+
+
+def test_an_upload_that_is_not_what_was_declared_is_refused() -> None:
+    upload = dict.fromkeys(("theta", "step", "branches", "weights", "gradient"), torch.ones(1))
+    check_upload(Declaring(), upload)
+    with pytest.raises(ValueError, match="its upload has 'extra', which Declaring does not declare in `uploads`"):
+        check_upload(Declaring(), {**upload, "extra": torch.ones(1)})
+    for name in upload:
+        with pytest.raises(ValueError, match=f"its upload lacks '{name}', which Declaring declares in `uploads`"):
+            check_upload(Declaring(), {key: value for key, value in upload.items() if key != name})
+
+
+@pytest.mark.parametrize("engine", ["in-process", "processes"])
+def test_an_undeclared_upload_never_reaches_the_server(engine: str) -> None:
+    class Leaking(ft.Method):
+        def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+            return {"theta": message["theta"], "secret": torch.ones(3)}
+
+    with pytest.raises(ft.FedtailorError, match="its upload has 'secret', which Leaking does not declare in `uploads`"):
+        ft.run(Leaking(), data="digits", clients=2, rounds=1, model="mlp:4", on_failure="stop", engine=engine)
+
+
+def test_a_message_for_each_participant_and_for_nobody_else() -> None:
+    class Forgetting(ft.Method):
+        def send_all(self, server: ft.Server) -> dict[int, ft.Message]:
+            return {client: self.broadcast(server) for client in server.participants[1:]}
+
+        def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+            return message
+
+    with pytest.raises(ft.FedtailorError, match="send_all must return one message for each"):
+        ft.run(Forgetting(), data="digits", clients=2, rounds=1, model="mlp:4", engine="in-process")

@@ -1,42 +1,72 @@
 """The command line. A command's module is imported when that command is called, so that `--help` answers at once."""
 
 import importlib
-import re
 import signal
 import sys
-from pathlib import Path
+import traceback
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from fedtailor import __version__
 from fedtailor.errors import FedtailorError
+from fedtailor.version import __version__
 
-# The commands by the module that has them, in the order of `--help`.
+# In the order of `--help`: each command's module, and the first line of its docstring. Reading that from the module
+# would import it, which takes far longer than all of `--help`.
 COMMANDS = {
-    "running": ("run", "resume", "show"),
-    "advising": ("advise",),
-    "comparing": ("compare",),
-    "reporting": ("report",),
-    "watching": ("watch",),
-    "deploying": ("export", "predict", "adapt"),
-    "reproducing": ("presets", "reproduce"),
-    "catalogues": ("methods", "data", "models"),
+    "run": ("running", "Run one method, or several side by side on the same clients."),
+    "resume": ("running", "Continue an interrupted run from its last checkpoint."),
+    "show": ("running", "Show the result of a run: its metrics, its rounds, its clients."),
+    "advise": ("advising", "Recommend a method for these clients, or none, after a short race between several."),
+    "compare": (
+        "comparing",
+        "Run methods on the same clients with several seeds, and print the table that papers print.",
+    ),
+    "report": (
+        "reporting",
+        "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",
+    ),
+    "watch": ("watching", "Watch a run or a comparison from another terminal: progress, accuracy, bytes, time left."),
+    "export": ("deploying", "Write the models of a run as files that plain PyTorch loads."),
+    "predict": (
+        "deploying",
+        "Predict with a model file: classes and probabilities, and the accuracy if there are labels.",
+    ),
+    "adapt": ("deploying", "Give clients that never took part a model, and fine-tune it on their own data."),
+    "presets": ("reproducing", "List the papers' tables and figures that can be reproduced; with a NAME, show one."),
+    "reproduce": ("reproducing", "Reproduce a table or figure of a paper: our numbers beside theirs."),
+    "methods": ("catalogues", "List the methods: what each does, its parameters, and what leaves a client."),
+    "data": ("catalogues", "List the data sets; with a NAME, show how it is partitioned among clients."),
+    "models": ("catalogues", "List the networks."),
 }
 STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
 class Commands(TyperGroup):
-    """All commands by name and first line. The one that is called is built from its function, with its options."""
+    """All commands by name and summary. The one that is called is built from its function, with its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and _built(str(name)), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. An exception of a method's own, which `--debug` lets pass with a note of where it was raised,
+        is shown in full here: Typer would take an EOFError for the user's wish to stop, `main` an OSError for a file
+        that the user named."""
+        try:
+            return super().invoke(ctx)
+        except FedtailorError:
+            raise
+        except Exception as error:
+            if not getattr(error, "__notes__", None):
+                raise
+            traceback.print_exception(error)
+            raise typer.Exit(1) from None
+
 
 def _built(name: str) -> Any:
-    module = next(module for module, names in COMMANDS.items() if name in names)
+    module, _ = COMMANDS[name]
     alone = typer.Typer(**STYLE)
     alone.command(name)(getattr(importlib.import_module(f"fedtailor.cli.{module}"), name))
     return typer.main.get_command(alone)
@@ -60,21 +90,12 @@ def _version(version: bool = typer.Option(False, "--version", help="print the ve
         raise typer.Exit
 
 
-def _first_line(name: str, source: str) -> str:
-    """The first line of a function's docstring, read from the source: importing the module takes far longer."""
-    found = re.search(rf'^def {name}\(.*?"""(.*?)("""|\n)', source, re.MULTILINE | re.DOTALL)
-    assert found, f"{name} has no docstring"
-    return found[1]
-
-
-for module, names in COMMANDS.items():
-    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-    for name in names:
-        app.command(name, help=_first_line(name, source))(lambda: None)
+for name, (_, summary) in COMMANDS.items():
+    app.command(name, help=summary)(lambda: None)
 
 
 def main() -> None:
-    """Run the command line: bad input is one sentence and exit code 2, never a traceback."""
+    """Run the command line. Bad input is one sentence and exit code 2, never a traceback."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         app()
@@ -94,5 +115,5 @@ def _refuse(sentence: str) -> None:
 
 
 def _as_interrupt(*_: Any) -> None:
-    """A polite end by the system leaves a resumable run, as Ctrl-C does."""
+    """Treat a polite end by the system as Ctrl-C: it leaves a resumable run."""
     raise KeyboardInterrupt

@@ -30,10 +30,10 @@ def advise(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Is personalization needed on these clients, and which method? Measured in a short race.
+    """Recommend a method for these clients, or none, after a short race between several.
 
-    It measures how far the clients' labels and features differ, and races a shortlist (one model for all, fine-tuned,
-    everybody alone, and several personalized methods) by successive halving on validation accuracy.
+    It measures how far the clients' labels and features differ, and races a shortlist (one global model, the same
+    fine-tuned, each client alone, and several personalized methods) by successive halving on validation accuracy.
 
     [bold]Examples[/]
 
@@ -46,7 +46,7 @@ def advise(
 
     experiment = make_experiment({"validation": HELD_OUT, **settings})
     with progress_bars() as bars:
-        task = bars.add_task("setting up", total=None, figures="")
+        task = bars.add_task("setting up", total=None, status="")
 
         def report(title: str, done: int, total: int) -> None:
             bars.update(task, description=title, completed=done, total=total)
@@ -79,7 +79,7 @@ def _print(advice: "Advice", settings: dict[str, Any]) -> None:
 
 
 def sentences(advice: "Advice") -> list[str]:
-    """What was found and what it means, in plain words."""
+    """Say in plain words what was measured, what is recommended and why."""
     from fedtailor.studies.advice import ALONE, GLOBAL, TUNED
 
     skew = advice.skew
@@ -103,7 +103,7 @@ def sentences(advice: "Advice") -> list[str]:
 
 
 def command(advice: "Advice", settings: dict[str, Any]) -> str:
-    """What to run next."""
+    """The command that runs the recommended method."""
     method, _, tuned = advice.chosen.partition(", ")
     wanted = {"rounds": ROUNDS, **settings}
     if tuned:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 SHADES = " ░▒▓█"  # no sample of a class, up to the client's most frequent one
+FOUR_COLUMNS = 100  # columns of a page on which the table of methods has a column for what leaves a client
 MOST_SHADES = 50  # shades in a row: neighbouring classes share one where there are more
 
 
@@ -24,7 +25,8 @@ def _print_json(value: Any) -> None:
 
 
 def methods(json: Json = False) -> None:
-    """List the methods with their parameters."""
+    """List the methods: what each does, its parameters, and what leaves a client."""
+    from fedtailor.method import describe_uploads
     from fedtailor.methods import all_methods
 
     rows: list[dict[str, Any]] = [
@@ -35,6 +37,7 @@ def methods(json: Json = False) -> None:
                 key: {"default": getattr(method, key), "description": field.description}
                 for key, field in type(method).model_fields.items()
             },
+            "uploads": describe_uploads(method),
             "paper": method.paper,
         }
         for name, method in all_methods().items()
@@ -42,16 +45,23 @@ def methods(json: Json = False) -> None:
     if json:
         _print_json(rows)
         return
-    cells = [
-        (
-            row["name"],
-            row["summary"],
-            "\n".join(f"{key}={p['default']}: {p['description']}" for key, p in row["parameters"].items()),
-        )
-        for row in rows
-    ]
-    out.print(definition_table("Methods", ("name", "what it does", "parameters (--set name=value)"), cells))
+    cells: list[tuple[str, ...]] = [_method_cells(row) for row in rows]
+    columns: tuple[str, ...] = ("name", "what it does", "parameters (--set name=value)", "what leaves a client")
+    if out.width < FOUR_COLUMNS:
+        cells = [(name, what + "\n→ " + leaves.replace("\n", "\n→ "), own) for name, what, own, leaves in cells]
+        columns = ("name", "what it does\n→ what leaves a client", columns[2])
+    out.print(definition_table("Methods", columns, cells))
+    out.print("Of a mean, the server sees nothing but the mean: no client's own upload.", highlight=False)
     out.print("Your own: a subclass of fedtailor.Method, named as module:Class.", highlight=False)
+
+
+def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Name, summary, parameters, and what leaves a client: a line for each way in which the server sees it."""
+    parameters = [f"{name}={about['default']}: {about['description']}" for name, about in row["parameters"].items()]
+    uploads = row["uploads"]
+    names = {seen: [name for name in uploads if uploads[name] == seen] for seen in uploads.values()}
+    leaves = [f"{', '.join(names[seen])}: {seen}" for seen in names]
+    return row["name"], row["summary"], "\n".join(parameters), "\n".join(leaves) or "nothing"
 
 
 def models(json: Json = False) -> None:
@@ -65,7 +75,7 @@ def models(json: Json = False) -> None:
             "name": info.name,
             "description": info.description,
             "parameters": {
-                label: Network(build_model(info.name, shape, 10, 0)).parameters for label, shape in shapes.items()
+                label: Network(build_model(info.name, shape, 10, 0)).n_parameters for label, shape in shapes.items()
             },
         }
         for info in CATALOGUE.values()
@@ -83,12 +93,14 @@ def models(json: Json = False) -> None:
 def data(
     settings: dict[str, Any],
     data: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="a data set, to see how it is dealt", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="a data set, to see how it is partitioned", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
     json: Json = False,
 ) -> None:
-    """List the data sets; with a NAME, show how it is dealt to clients: how many samples of each class each has.
+    """List the data sets; with a NAME, show how it is partitioned among clients.
+
+    The table has the number of each client's training, validation and test samples, and of its samples of each class.
 
     [bold]Examples[/]
 
@@ -99,17 +111,19 @@ def data(
     directory = settings.get("data_dir")
     if data is None:
         if len(settings) > (directory is not None):
-            raise FedtailorError("These options say how a data set is dealt: name one, as in `fedtailor data digits`.")
+            raise FedtailorError(
+                "These options say how a data set is partitioned: name one, as in `fedtailor data digits`."
+            )
         _list_data(directory, json)
         return
     from fedtailor.server.record import describe
-    from fedtailor.simulation import deal_data
+    from fedtailor.simulation import partition_data
 
-    dealt = deal_data(make_experiment({**settings, "data": data, "seed": seed}))
+    federated = partition_data(make_experiment({**settings, "data": data, "seed": seed}))
     if json:
-        _print_json(describe(dealt))
+        _print_json(describe(federated))
     else:
-        _show_partition(dealt)
+        _show_partition(federated)
 
 
 def _list_data(directory: str | None, json: bool) -> None:
@@ -139,31 +153,37 @@ def _list_data(directory: str | None, json: bool) -> None:
         for row in rows
     ]
     title = f"Data sets (files are looked for in {data_dir(directory)}; a missing one says where to get it)"
-    out.print(definition_table(title, ("name", "what it is", "there"), cells))
-    out.print(definition_table("Partitions", ("--partition", "who gets what"), list(partitions_catalogue().items())))
+    out.print(definition_table(title, ("name", "what it is", "available"), cells))
+    out.print(
+        definition_table(
+            "Partitions", ("--partition", "how samples are partitioned"), list(partitions_catalogue().items())
+        )
+    )
     out.print(
         "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/image.",
         highlight=False,
     )
 
 
-def _show_partition(dealt: "FederatedData") -> None:
-    """The class table with its shading: a row a client, darker where more of its samples are."""
+def _show_partition(federated: "FederatedData") -> None:
+    """Print each client's samples by class, and shades that are darker where it has more of them."""
     splits = ("train", "validation", "test")
-    counts, sizes = dealt.counts(), [dealt.counts(split).sum(1).tolist() for split in splits]
+    counts, sizes = federated.counts(), [federated.counts(split).sum(1).tolist() for split in splits]
     pieces = min(counts.shape[1], MOST_SHADES)
-    counted = 28 + pieces + 4 * len(dealt.classes) <= out.width  # otherwise the shading alone
-    table = plain_table(f"{dealt.name}: {len(dealt.y):,} samples, {dealt.clients} clients")
+    counted = 28 + pieces + 4 * len(federated.classes) <= out.width  # otherwise the shading alone
+    table = plain_table(f"{federated.name}: {len(federated.y):,} samples, {federated.n_clients} clients")
     table.add_column("client", style="bold", no_wrap=True, max_width=28)
     table.add_column("samples", justify="right", no_wrap=True)
     table.add_column("shading", no_wrap=True, min_width=pieces)
-    for name in (dealt.classes or ("samples",)) if counted else ():
+    for name in (federated.classes or ("samples",)) if counted else ():
         table.add_column(escape(name), justify="right", max_width=8, no_wrap=True)
     for client, row in enumerate(counts.tolist()):
         shades = [sum(row[len(row) * k // pieces : len(row) * (k + 1) // pieces]) for k in range(pieces)]
         shading = "".join(SHADES[-(-(len(SHADES) - 1) * count // max(shades))] for count in shades)
-        name = escape(dealt.names[client]) + (" (new)" if client in dealt.new else "")
+        name = escape(federated.names[client]) + (" (new)" if client in federated.new else "")
         numbers = [str(count or "·") for count in row] if counted else []
         table.add_row(name, "+".join(str(size[client]) for size in sizes), shading, *numbers)
     out.print(table)
-    out.print("Samples to train, to validate and to test. The shading has a shade a class.", highlight=False)
+    out.print(
+        "Samples: training + validation + test. Shading: one shade per class, darker for more samples.", highlight=False
+    )

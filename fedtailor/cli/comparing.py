@@ -14,8 +14,8 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, merged, read_experiment
 
 if TYPE_CHECKING:
-    from fedtailor.server.loop import Federation
-    from fedtailor.server.record import Record
+    from fedtailor.server.loop import Loop
+    from fedtailor.server.records import RoundRecord
     from fedtailor.studies.comparison import Comparing
 
 FAILED = 1  # exit code: there is a table, but not all runs are in it
@@ -73,6 +73,7 @@ def compare(
     After Ctrl-C or a crash, the same command with the same --out goes on:
     what is finished is not run again.
     """
+    from fedtailor.reporting.tables import rich_table, write_tables
     from fedtailor.server.record import new_directory
     from fedtailor.studies.comparison import Comparing, make_comparison
 
@@ -86,13 +87,12 @@ def compare(
             work.begin(todo)
         _perform(work, todo)
         summary = work.finish()
+        write_tables(summary, work.out, work.extra)
     except KeyboardInterrupt:
         begun = work is not None and (file := work.out / "comparison.toml").is_file()
         hint = f" Continue with: fedtailor compare {file} --out {file.parent}" if begun else ""
         err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-    from fedtailor.report.tables import rich_table
-
     out.print(rich_table(summary, out.width))
     out.print(f"Recorded in {work.out}: table.txt, .md, .tex, .csv, result.json, runs", highlight=False, soft_wrap=True)
     for title, reason in work.failed.items():
@@ -104,7 +104,7 @@ def compare(
 def _asked(
     what: list[str], options: dict[str, Any], assignments: dict[str, Any], seeds: str | None, target: float | None
 ) -> dict[str, Any]:
-    """The file's or the methods' settings, with the command line's over them."""
+    """Put the command line's settings over those of the file or the methods."""
     from fedtailor.methods import find_method
 
     if len(what) > 1 and any(word.endswith(".toml") for word in what):
@@ -144,19 +144,19 @@ def _numbers(text: str) -> list[int]:
 
 
 class _OneOfMany(RoundProgress):
-    """The bar of a run that moves the bar of all runs along."""
+    """The bar of one run, which moves the bar of all runs along."""
 
     def __init__(self, progress: Progress, title: str, rounds: int, overall: TaskID, before: int) -> None:
         super().__init__(progress, title, rounds)
         self.overall, self.before = overall, before
 
-    def start(self, run: "Federation") -> None:
-        super().start(run)
-        self.progress.update(self.overall, completed=self.before + run.finished)
+    def start(self, loop: "Loop") -> None:
+        super().start(loop)
+        self.progress.update(self.overall, completed=self.before + loop.finished)
 
-    def round(self, record: "Record") -> None:
+    def round(self, record: "RoundRecord") -> None:
         super().round(record)
-        self.progress.update(self.overall, completed=self.before + record["round"])
+        self.progress.update(self.overall, completed=self.before + record.round)
 
 
 def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
@@ -164,9 +164,9 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
     every = len(work.runs)
     before = sum(run.rounds for title, run in work.runs.items() if title not in todo)
     with progress_bars() as bars:
-        overall = bars.add_task(f"all {every} runs", total=sum(run.rounds for run in work.runs.values()), figures="")
+        overall = bars.add_task(f"all {every} runs", total=sum(run.rounds for run in work.runs.values()), status="")
         for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
-            bars.update(overall, completed=before, figures=f"run {number}")
+            bars.update(overall, completed=before, status=f"run {number}")
             bar = _OneOfMany(bars, escape(title), experiment.rounds, overall, before)
             result = work.run(title, bar.round, bar.start)
             bars.remove_task(bar.task)
@@ -174,4 +174,4 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
             if out.is_terminal:
                 said = f"accuracy {percent(result.accuracy)} %" if result else "failed"
                 bars.console.print(f"{title}: {said}", highlight=False, markup=False)
-        bars.update(overall, completed=before, figures="")
+        bars.update(overall, completed=before, status="")

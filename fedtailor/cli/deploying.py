@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedtailor.cli.display import err, out, percent, plain_table, progress_bars
+from fedtailor.cli.display import decimals, err, out, percent, plain_table, progress_bars
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedtailor.deploy.adapting import Adaptation
     from fedtailor.deploy.model_file import Description
     from fedtailor.deploy.predicting import Predictions
+    from fedtailor.server.records import Averages
 
 SHOWN = 10  # predictions on the page; a file has them all
 
@@ -35,16 +36,17 @@ def export(
     client: Annotated[
         str | None, typer.Option(metavar="ID", help="one client's model, by its name or number", show_default=False)
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="every training client's model: so without options")] = False,
-    central: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="every training client's model (the default)")] = False,
+    global_model: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
     onnx: Onnx = False,
     overwrite: Overwrite = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Write the models of a run as files that plain PyTorch loads: what each client predicts with.
+    """Write the models of a run as files that plain PyTorch loads.
 
-    A model is a .safetensors file. The .json beside it says what it is and how to load it: the network, the classes
-    in their order, what is done to samples before, the accuracy that the run recorded, and three lines of PyTorch.
+    A model is what a client predicts with, in a .safetensors file. The .json beside it says what it is and how to load
+    it: the network, the classes in their order, how samples are prepared, the accuracy that the run recorded, and
+    three lines of PyTorch.
 
     [bold]Examples[/]
 
@@ -54,23 +56,25 @@ def export(
 
     fedtailor export runs/fedavg --global --to models
     """
-    if (client is not None) + everyone + central > 1:
+    if (client is not None) + everyone + global_model > 1:
         raise FedtailorError("--client, --all and --global exclude each other: give one of them.")
-    from fedtailor.api import load
     from fedtailor.deploy.exporting import export as write
+    from fedtailor.runs import load
 
     result = load(run, data_dir)
     written: list[tuple[list[Path], Description]] = []
     with progress_bars() as bars:
-        total = len(result.names) - len(result.partition["new"]) if client is None and not central else 1
-        bar = bars.add_task("exporting", total=total, figures="")
+        total = len(result.names) - len(result.partition["new"]) if client is None and not global_model else 1
+        bar = bars.add_task("exporting", total=total, status="")
 
         def each(files: list[Path], about: "Description") -> None:
             written.append((files, about))
             bars.advance(bar)
 
         try:
-            write(result, to=to, client=client, central=central, onnx=onnx, overwrite=overwrite, on_model=each)
+            write(
+                result, to=to, client=client, global_model=global_model, onnx=onnx, overwrite=overwrite, on_model=each
+            )
         except KeyboardInterrupt:
             bars.stop()
             err.print(f"Interrupted: {len(written)} of {total} models are in {to}.", soft_wrap=True)
@@ -99,9 +103,9 @@ def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
 
 def _show_model(files: list[Path], about: "Description") -> None:
     whose = "The global model" if about.client is None else f"The model of client {about.name}"
-    figure = f"accuracy {percent(about.accuracy)} %" if about.accuracy is not None else f"loss {about.loss}"
+    metric = f"accuracy {percent(about.accuracy)} %" if about.accuracy is not None else f"loss {about.loss}"
     out.print(
-        f"{whose}: {about.method}, round {about.round}; {figure} {about.measured}.", markup=False, highlight=False
+        f"{whose}: {about.method}, round {about.round}; {metric} {about.measured}.", markup=False, highlight=False
     )
     out.print("Written to " + ", ".join(map(str, files)), markup=False, highlight=False, soft_wrap=True)
     out.print("\nLoad it with:", highlight=False)
@@ -147,7 +151,7 @@ def predict(
     overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="all predictions, for programs")] = False,
 ) -> None:
-    """Predict with a model file: the class of each sample and its probability, and the accuracy if there are labels.
+    """Predict with a model file: classes and probabilities, and the accuracy if there are labels.
 
     The samples are those of a data set, in its order. Your own files may come without labels: an npz without y, a CSV
     without a label column, a folder with nothing but images.
@@ -163,7 +167,7 @@ def predict(
     from fedtailor.data import load
     from fedtailor.deploy.model_file import check_free
     from fedtailor.deploy.predicting import Model
-    from fedtailor.store import write_atomically
+    from fedtailor.files import write_atomically
 
     if to is not None:
         check_free([to], overwrite)
@@ -195,7 +199,7 @@ def _print_json(model: Path, predictions: "Predictions") -> None:
 
 
 def _show_predictions(predictions: "Predictions", source: str) -> None:
-    """The first samples, how often each class was predicted, and how many of the samples with labels were right."""
+    """Print the first predictions, how often each class was predicted, and the accuracy where there are labels."""
     count = len(predictions.outputs)
     table = plain_table(f"{escape(source)}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
     columns = [name for name in next(predictions.rows()) if not name.startswith("p(")]
@@ -250,7 +254,7 @@ def adapt(
         int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]", show_default=False)
     ] = None,
 ) -> None:
-    """Give clients that never took part a model, and see what fine-tuning it on their own data makes of it.
+    """Give clients that never took part a model, and fine-tune it on their own data.
 
     The method gives each new client its model by its own rule (a global model, a shared body, the best cluster, …).
     It is measured on the client's test samples before and after each of K epochs, beside a network that begins from
@@ -267,8 +271,8 @@ def adapt(
 
     fedtailor adapt runs/pgfed --data new-hospital.csv --to new-hospital
     """
-    from fedtailor.api import load
     from fedtailor.deploy.adapting import adapt as serve
+    from fedtailor.runs import load
 
     if clients is not None:
         settings["clients"] = clients
@@ -276,7 +280,7 @@ def adapt(
     if data is None:
         settings.pop("data_dir", None)  # it is the run's own data that were moved
     with progress_bars() as bars:
-        bar = bars.add_task("adapting", total=None, figures="")
+        bar = bars.add_task("adapting", total=None, status="")
         try:
             outcome = serve(
                 result,
@@ -295,7 +299,7 @@ def adapt(
             bars.stop()
             err.print("Interrupted: nothing was written.")
             raise typer.Exit(INTERRUPTED) from None
-    _note_unfinished(run, result._federation.finished, result.experiment.rounds)
+    _note_unfinished(run, result.simulation.finished, result.experiment.rounds)
     _show_curves(outcome)
     out.print(
         f"In {to}: {_counted(len(outcome.models), 'model')}, adapt.json, adapt.csv", highlight=False, soft_wrap=True
@@ -303,16 +307,16 @@ def adapt(
 
 
 def _show_curves(outcome: "Adaptation") -> None:
-    """Both curves, a line an epoch: accuracies, or losses where there are none."""
-    accuracy = outcome.adapted[0]["accuracy"] is not None
+    """Print both curves, a line an epoch: accuracies, or losses where there are none."""
+    accuracy = outcome.adapted[0].accuracy is not None
     table = plain_table(_counted(len(outcome.per_client), "new client"))
     for name in ("epochs", outcome.method, "local from scratch"):
         table.add_column(escape(name), justify="right")
 
-    def shown(record: dict[str, Any]) -> str:
+    def shown(metrics: "Averages") -> str:
         if accuracy:
-            return f"{percent(record['accuracy'])} ± {percent(record['accuracy_std'])}"
-        return "–" if record["loss"] is None else f"{record['loss']:.4f}"
+            return f"{percent(metrics.accuracy)} ± {percent(metrics.accuracy_std)}"
+        return decimals(metrics.loss)
 
     for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
         table.add_row(str(epoch), shown(mine), shown(local))

@@ -1,4 +1,4 @@
-"""What the commands show: progress while a run goes on, tables after it."""
+"""The display of commands: progress bars during a run, tables after it."""
 
 import os
 import sys
@@ -19,20 +19,20 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedtailor.text import human_bytes, human_count, human_time, percent, plain_table
+from fedtailor.text import decimals, human_bytes, human_count, human_time, percent, plain_table
 
 if TYPE_CHECKING:
-    from fedtailor.api import RunResult
-    from fedtailor.server.loop import Federation
-    from fedtailor.server.record import Record
+    from fedtailor.result import RunResult
+    from fedtailor.server.loop import Loop
+    from fedtailor.server.records import RoundRecord
 
 __all__ = [
-    "RoundProgress", "definition_table", "err", "human_bytes", "human_count", "human_time", "out", "percent",
-    "plain_table", "progress_bars", "results_table",
+    "RoundProgress", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "out",
+    "percent", "plain_table", "progress_bars", "results_table",
 ]  # fmt: skip
 
-FIGURES = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
-NARROW = 76  # columns that all figures need; on a narrower page the last ones are left out
+METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
+NARROW = 76  # columns that all metrics need; on a narrower page the last ones are left out
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
@@ -45,30 +45,32 @@ class RoundProgress:
     def __init__(self, progress: Progress, title: str, rounds: int | None) -> None:
         self.progress = progress
         self.bytes = 0
-        self.task = progress.add_task(title, total=rounds, figures="setting up")
+        self.task = progress.add_task(title, total=rounds, status="setting up")
 
-    def start(self, run: "Federation") -> None:
-        self.bytes = sum(record["bytes_up"] + record["bytes_down"] for record in run.rounds)
-        self.progress.update(self.task, total=run.experiment.rounds, completed=run.finished, figures="")
+    def start(self, loop: "Loop") -> None:
+        """Show how far the run is when it begins or goes on."""
+        self.bytes = sum(record.bytes for record in loop.rounds)
+        self.progress.update(self.task, total=loop.experiment.rounds, completed=loop.finished, status="")
 
-    def round(self, record: "Record") -> None:
-        self.bytes += record["bytes_up"] + record["bytes_down"]
-        if record["accuracy"] is not None:
-            quality = f"accuracy {percent(record['accuracy'])} %"
+    def round(self, record: "RoundRecord") -> None:
+        """Show a round that is finished."""
+        self.bytes += record.bytes
+        if record.accuracy is not None:
+            quality = f"accuracy {percent(record.accuracy)} %"
         else:
-            quality = "" if record["loss"] is None else f"loss {record['loss']:.4g}"
-        self.progress.update(self.task, completed=record["round"], figures=f"{quality}  {human_bytes(self.bytes)}")
+            quality = "" if record.loss is None else f"loss {record.loss:.4g}"
+        self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}")
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A place for the bars of one or several runs; warnings appear above them."""
+    """Show the bars of one or several runs, and warnings above them."""
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(),
         console=out,
         disable=not out.is_terminal,
@@ -91,9 +93,9 @@ def progress_bars() -> Iterator[Progress]:
 
 
 def results_table(results: Sequence["RunResult"]) -> Table:
-    """The outcome of several runs side by side."""
+    """A table of the results of several runs."""
     table = plain_table(_title(results[0]), caption=results[0].experiment.evaluation.in_words())
-    shown = FIGURES if out.width >= NARROW else FIGURES[:4]
+    shown = METRICS if out.width >= NARROW else METRICS[:4]
     table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
@@ -104,19 +106,20 @@ def results_table(results: Sequence["RunResult"]) -> Table:
 
 
 def _row(result: "RunResult", best: float | None) -> list[str]:
-    chosen, outcome = result.chosen(), result.summary()
-    accuracy = percent(chosen.get("accuracy"))
-    loss = chosen.get("loss")
+    from fedtailor.server.records import Averages
+
+    chosen, on_validation = result.chosen() or Averages(), result.chosen("best-validation") or Averages()
+    accuracy, rounds = percent(chosen.accuracy), result.rounds
     return [
         result.experiment.method,
         f"[bold green]{accuracy}[/]" if best is not None and result.accuracy == best else accuracy,
-        percent(chosen.get("accuracy_std")),
-        percent(chosen.get("accuracy_worst_decile")),
-        percent(outcome["best-validation"].get("accuracy")),
-        "–" if loss is None else f"{loss:.4f}",
-        human_bytes(outcome["bytes_up"]),
-        human_bytes(outcome["bytes_down"]),
-        f"{outcome['seconds']:.1f} s",
+        percent(chosen.accuracy_std),
+        percent(chosen.accuracy_worst_decile),
+        percent(on_validation.accuracy),
+        decimals(chosen.loss),
+        human_bytes(sum(record.bytes_up for record in rounds)),
+        human_bytes(sum(record.bytes_down for record in rounds)),
+        f"{sum(record.seconds for record in rounds):.1f} s",
     ]
 
 
@@ -126,7 +129,7 @@ def _title(result: "RunResult") -> str:
 
 
 def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A catalogue: names in the first column, text that may be wrapped in the others."""
+    """A table of names in the first column, and text that may be wrapped in the others."""
     table = plain_table(title)
     for number, column in enumerate(columns):
         table.add_column(column, style="bold" if number == 0 else "", no_wrap=number == 0)

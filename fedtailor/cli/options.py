@@ -1,4 +1,4 @@
-"""The options of `run` and `data`, made from the fields of an experiment: the same names everywhere, said once."""
+"""The options of commands, made from the fields of an experiment: the same names everywhere, described once."""
 
 import inspect
 import tomllib
@@ -24,7 +24,7 @@ GROUPS = {
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
         *("device", "engine", "workers", "states", "checkpoint_every", "observe_every", "observe_limit", "on_failure"),
-        "tensorboard",
+        *("tensorboard", "debug"),
     ),
 }
 SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}
@@ -47,11 +47,12 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
         taken = {p.name for p in own} | {without}
-        added = [_option(name, group) for group in groups for name in GROUPS[group] if name not in taken]
-        names = [parameter.name for parameter in added]
+        names = [(name, group) for group in groups for name in GROUPS[group] if name not in taken]
+        added = [option for name, group in names for option in _options(name, group)]
 
         def wrapped(**values: Any) -> None:
-            settings = {name: values.pop(name) for name in names}
+            used = {option.name: values.pop(option.name) for option in added}
+            settings = {name: _used(name, used) for name, _ in names}
             command(settings=_nested({k: v for k, v in settings.items() if v is not None}), **values)
 
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
@@ -63,24 +64,33 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
     return decorate
 
 
-def _option(name: str, group: str) -> inspect.Parameter:
-    """One option, without a default of its own: what is not given is left to the experiment file or its defaults."""
+def _options(name: str, group: str) -> list[inspect.Parameter]:
+    """Make the option of a setting, and for a flag its opposite, which is hidden: a column for opposites in the help
+    leaves too little of a page of 80 columns for the rest. No option has a default of its own: that is left to the
+    experiment file, or the experiment."""
     field = (
         Evaluation.model_fields[name.removeprefix("evaluate_")]
         if group == "Evaluation"
         else Experiment.model_fields[name]
     )
     flag = "--" + name.replace("_", "-")
-    kind: Any = bool if field.annotation is bool else str
-    flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [SHORT[name], flag] if name in SHORT else [flag]
-    metavar = None if kind is bool else _values(field)
-    option = typer.Option(*flags, help=_help(field), rich_help_panel=group, metavar=metavar, show_default=False)
+    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": group, "show_default": False}
+    if field.annotation is bool:
+        opposite = typer.Option(f"--no-{flag[2:]}", hidden=True)
+        return [_parameter(name, bool, typer.Option(flag, **shown)), _parameter(f"no_{name}", bool, opposite)]
+    flags = [SHORT[name], flag] if name in SHORT else [flag]
+    return [_parameter(name, str, typer.Option(*flags, metavar=_values(field), **shown))]
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def _used(name: str, used: dict[str, Any]) -> Any:
+    """The value that the options give to a setting; None if they do not."""
+    return False if used.get(f"no_{name}") else used[name]
 
 
 def _values(field: FieldInfo) -> str:
@@ -96,14 +106,14 @@ def _help(field: FieldInfo) -> str:
 
 
 def _nested(settings: dict[str, Any]) -> dict[str, Any]:
-    """The evaluation's settings in their section."""
+    """Put the evaluation's settings into their section."""
     plain = {name: value for name, value in settings.items() if not name.startswith("evaluate_")}
     evaluation = {n.removeprefix("evaluate_"): v for n, v in settings.items() if n.startswith("evaluate_")}
     return {**plain, "evaluation": evaluation} if evaluation else plain
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`name=value` pairs, each value as TOML would read it, or else as text."""
+    """Read `name=value` pairs, each value as TOML would read it, or else as text."""
     parsed: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")

@@ -11,7 +11,7 @@ from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from fedtailor.report.marks import Figure
+    from fedtailor.reporting.marks import Figure
 
 
 def report(
@@ -42,14 +42,14 @@ def report(
         raise FedtailorError(f"{to} is a directory: give --out the name of a file, like {to / 'report.html'}.")
     if figures is not None and figures.exists() and not figures.is_dir():
         raise FedtailorError(f"{figures} is a file: give --figures the name of a directory.")
-    from fedtailor.report.page import html, prepare
-    from fedtailor.report.runs import read_runs
+    from fedtailor.reporting.page import html, prepare
+    from fedtailor.reporting.runs import read_runs
 
     if figures is not None:
-        from fedtailor.report.paper import check_matplotlib
+        from fedtailor.reporting.paper import check_matplotlib
 
         check_matplotlib()
-    from fedtailor.store import write_atomically
+    from fedtailor.files import write_atomically
 
     try:
         with out.status("reading runs"):
@@ -70,10 +70,10 @@ def report(
 
 
 def _save(prepared: "list[Figure]", directory: Path) -> None:
-    from fedtailor.report.paper import FORMATS, save
+    from fedtailor.reporting.paper import FORMATS, save
 
     with progress_bars() as bars:
-        task = bars.add_task("figures", total=len(prepared) * len(FORMATS), figures="")
+        task = bars.add_task("figures", total=len(prepared) * len(FORMATS), status="")
         for path in save(prepared, directory):
-            bars.update(task, advance=1, figures=path.name)
+            bars.update(task, advance=1, status=path.name)
     out.print(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}", highlight=False, soft_wrap=True)

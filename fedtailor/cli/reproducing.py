@@ -21,7 +21,7 @@ from fedtailor.cli.running import INTERRUPTED
 
 if TYPE_CHECKING:
     from fedtailor.presets import Preset
-    from fedtailor.server.record import Record
+    from fedtailor.server.records import Plain
     from fedtailor.studies.reproduction import Reproduction
 
 
@@ -29,7 +29,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="a preset, to see its settings", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """List the papers' tables and figures that can be reproduced; with a NAME, show one with its settings."""
+    """List the papers' tables and figures that can be reproduced; with a NAME, show one."""
     from fedtailor.presets import find_preset
     from fedtailor.presets import presets as all_presets
 
@@ -56,7 +56,7 @@ def _plain(preset: "Preset") -> dict[str, Any]:
 
 
 def _show(preset: "Preset") -> None:
-    """A preset with its settings and the paper's numbers."""
+    """Print a preset with its settings and the paper's numbers."""
     from fedtailor.experiment import write_toml
 
     table = plain_table(f"{preset.name}: {preset.title}")
@@ -118,7 +118,7 @@ def reproduce(
     fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
     """
     from fedtailor.presets import find_preset
-    from fedtailor.studies.reproduction import Reproduction, markdown
+    from fedtailor.studies.reproduction import Reproduction
 
     preset = find_preset(name)
     given = {"rounds": rounds, "data": data, "data_dir": data_dir, "workers": workers}
@@ -134,15 +134,15 @@ def reproduce(
         err.print(f"Interrupted. Continue with the same command: fedtailor reproduce {name} …", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     _print_outcome(outcome)
-    _write(to / preset.name.replace("/", "-"), outcome, markdown(outcome))
+    out.print(f"Recorded in {work.write(outcome)}.md and .json", highlight=False, soft_wrap=True)
 
 
 def _announce(work: "Reproduction") -> dict[Path, Any]:
-    """Say what will be done and what it costs, after a short measurement; the runs that are left."""
+    """Say what will be run and what it costs, after a short measurement. Returns the runs that are left."""
     preset, every, todo = work.preset, work.experiments(), work.todo()
     samples = seconds = 0.0
     with progress_bars() as bars:
-        task = bars.add_task("measuring", total=len(todo), figures="")
+        task = bars.add_task("measuring", total=len(todo), status="")
         for experiment in todo.values():
             estimate = work.cost(experiment)
             samples, seconds = samples + estimate.samples, seconds + estimate.seconds
@@ -165,7 +165,7 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
 
 def _perform(work: "Reproduction", todo: dict[Path, Any]) -> None:
     with progress_bars() as bars:
-        overall = bars.add_task("all runs", total=len(todo), figures="") if len(todo) > 1 else None
+        overall = bars.add_task("all runs", total=len(todo), status="") if len(todo) > 1 else None
         for path, experiment in todo.items():
             bar = RoundProgress(bars, f"{experiment.method}, {_difference(experiment)}", experiment.rounds)
             work.run(path, experiment, bar.round, bar.start)
@@ -177,7 +177,7 @@ def _difference(experiment: Any) -> str:
     return f"{experiment.clients or '?'} clients, seed {experiment.seed}"
 
 
-def _print_outcome(outcome: "Record") -> None:
+def _print_outcome(outcome: "Plain") -> None:
     from fedtailor.studies.reproduction import ours_text, shortened
 
     table = plain_table(f"{outcome['preset']}: {outcome['title']}")
@@ -193,12 +193,3 @@ def _print_outcome(outcome: "Record") -> None:
     if text := shortened(outcome):
         out.print(text, style="yellow", highlight=False)
     _print_notes(outcome["paper"], outcome["notes"], outcome["claim"])
-
-
-def _write(stem: Path, outcome: "Record", text: str) -> None:
-    from fedtailor.server.record import plain
-    from fedtailor.store import write_atomically
-
-    write_atomically(stem.with_suffix(".json"), json_format.dumps(plain(outcome), indent=2, ensure_ascii=False) + "\n")
-    write_atomically(stem.with_suffix(".md"), text)
-    out.print(f"Recorded in {stem}.md and .json", highlight=False, soft_wrap=True)

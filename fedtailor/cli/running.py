@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from fedtailor.cli.display import (
     RoundProgress,
+    decimals,
     err,
     human_bytes,
     out,
@@ -22,8 +23,8 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, merged, read_experiment
 
 if TYPE_CHECKING:
-    from fedtailor.api import RunResult
-    from fedtailor.transport import Bench
+    from fedtailor.result import RunResult
+    from fedtailor.simulation import Prepared
 
 INTERRUPTED = 130
 
@@ -57,22 +58,24 @@ def run(
     fedtailor run experiment.toml --seed 1
 
     Every run directory holds the complete experiment.toml that repeats it.
+
+    What a file turns on, like tensorboard, is turned off by --no-tensorboard.
     """
     try:
         with out.status("setting up"):
             experiments = _experiments(what, settings, parse_assignments(assignments or []))
             paths = _directories(experiments, to)
-            benches = _prepare(experiments)
+            prepared = _prepare(experiments)
     except KeyboardInterrupt:
         _interrupted(None)
-    from fedtailor.api import run_prepared
+    from fedtailor.runs import run_prepared
 
     results: list[RunResult] = []
     with progress_bars() as bars:
-        for experiment, bench, path in zip(experiments, benches, paths, strict=True):
+        for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
             bar = RoundProgress(bars, experiment.method, experiment.rounds)
             try:
-                results.append(run_prepared(experiment, bench, path, bar.round, bar.start))
+                results.append(run_prepared(experiment, ready, path, bar.round, bar.start))
             except KeyboardInterrupt:
                 bars.stop()
                 if results:
@@ -94,11 +97,11 @@ def resume(
     engine: Annotated[str | None, typer.Option(help="where clients run", show_default=False)] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
 ) -> None:
-    """Go on with a run that was interrupted, after its last checkpoint.
+    """Continue an interrupted run from its last checkpoint.
 
     The numbers are those of a run that was never interrupted.
     """
-    from fedtailor.api import resume as resume_run
+    from fedtailor.runs import resume as resume_run
 
     given = {"rounds": rounds, "workers": workers, "engine": engine, "data_dir": data_dir}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -116,12 +119,16 @@ def show(
     directory: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Show what a run came to: its figures, its rounds, its clients."""
-    from fedtailor.api import load
+    """Show the result of a run: its metrics, its rounds, its clients."""
+    from fedtailor.runs import load
+    from fedtailor.server.records import plain_metrics
 
     result = load(directory)
     if json:
-        clients = [{"client": c, "name": result.names[c], **metrics} for c, metrics in result.per_client.items()]
+        clients = [
+            {"client": client, "name": result.names[client], **plain_metrics(metrics)}
+            for client, metrics in result.per_client.items()
+        ]
         out.print_json(data={**result.summary(), "per_client": clients})
         return
     if not result.rounds:
@@ -136,8 +143,8 @@ def show(
 
 
 def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str, Any]) -> list[Experiment]:
-    """The experiment of each METHOD or FILE, with the command line's settings over the file's. A parameter may be one
-    of several methods'; it is set for those that have it."""
+    """Make the experiment of each METHOD or FILE, with the command line's settings over the file's. A parameter is set
+    for those of the methods that have it."""
     from fedtailor.methods import find_method
 
     bases = [word_settings(word) for word in what]
@@ -159,7 +166,7 @@ def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str
 
 
 def word_settings(word: str) -> dict[str, Any]:
-    """The settings that one word of the command stands for."""
+    """Read the settings that a METHOD or FILE.toml stands for."""
     path = Path(word)
     if word.endswith(".toml"):
         return read_experiment(path)
@@ -173,6 +180,7 @@ def word_settings(word: str) -> dict[str, Any]:
 
 
 def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
+    """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
     settings = [*Experiment.model_fields, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
     if name in parameters or name in settings or name.startswith("parameters."):
         return
@@ -182,16 +190,16 @@ def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
     raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
 
 
-def _prepare(experiments: list[Experiment]) -> list["Bench"]:
-    """Everything that can go wrong before a round does so for all experiments before the first is run."""
-    from fedtailor.studies.runner import Benches
+def _prepare(experiments: list[Experiment]) -> list["Prepared"]:
+    """Load the data and build the networks of all experiments, so that what is wrong is found before the first run."""
+    from fedtailor.studies.runner import PreparedRuns
 
-    benches = Benches()
-    return [benches.prepare(experiment) for experiment in experiments]
+    runs = PreparedRuns()
+    return [runs.prepare(experiment) for experiment in experiments]
 
 
 def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
-    """Where each run is recorded: below DIR if there are several, in new numbered directories if none is given."""
+    """Name each run's directory: below DIR if there are several runs, numbered if no DIR is given."""
     from fedtailor.server.record import check_free, new_directory
 
     if to is not None:
@@ -215,7 +223,7 @@ def _interrupted(path: Path | None) -> NoReturn:
 
 
 def _profile_table(results: list["RunResult"]) -> Any:
-    """Seconds in each part of all rounds, and training samples a second."""
+    """A table of the seconds spent in each part of the rounds, and of training samples per second."""
     from fedtailor.studies.measures import samples_per_second
 
     table = plain_table("Where the time went, in seconds of all rounds")
@@ -223,9 +231,9 @@ def _profile_table(results: list["RunResult"]) -> Any:
     for name in ("method", *phases, "the rest", "samples/s"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for result in results:
-        spent = result._federation.phases
+        spent = result.simulation.loop.phases
         within = sum(seconds for phase, seconds in spent.items() if phase != "checkpoints")
-        rest = sum(record["seconds"] for record in result.rounds) - within
+        rest = sum(record.seconds for record in result.rounds) - within
         speed = samples_per_second(result)
         cells = [*(spent.get(phase, 0.0) for phase in phases), max(0.0, rest)]
         table.add_row(
@@ -235,40 +243,38 @@ def _profile_table(results: list["RunResult"]) -> Any:
 
 
 def _rounds_table(result: "RunResult") -> Any:
-    """The rounds, at most about twenty of them."""
+    """A table of the rounds, about twenty of them at most."""
     table = plain_table("Rounds")
     for name in ("round", "accuracy", "std", "loss", "participants", "failed", "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
     for record in result.rounds[step - 1 :: step]:
-        loss = "–" if record["loss"] is None else f"{record['loss']:.4f}"
         table.add_row(
-            str(record["round"]),
-            percent(record["accuracy"]),
-            percent(record["accuracy_std"]),
-            loss,
-            str(len(record["participants"])),
-            str(len(record["failed"])),
-            human_bytes(record["bytes_up"]),
-            human_bytes(record["bytes_down"]),
-            f"{record['seconds']:.2f}",
+            str(record.round),
+            percent(record.accuracy),
+            percent(record.accuracy_std),
+            decimals(record.loss),
+            str(len(record.participants)),
+            str(len(record.failed)),
+            human_bytes(record.bytes_up),
+            human_bytes(record.bytes_down),
+            f"{record.seconds:.2f}",
         )
     return table
 
 
 def _clients_table(result: "RunResult") -> Any:
-    """The clients, the worst first, at most twenty of them."""
-    ranked = sorted(result.per_client.items(), key=lambda item: (item[1]["accuracy"] is None, item[1]["accuracy"] or 0))
+    """A table of the clients, the worst first, at most twenty of them."""
+    ranked = sorted(result.per_client.items(), key=lambda item: (item[1].accuracy is None, item[1].accuracy or 0))
     table = plain_table(f"Clients, the worst {min(20, len(ranked))} of {len(ranked)} first")
     for name in ("client", "accuracy", "balanced", "AUC", "loss"):
         table.add_column(name, justify="right")
     for client, metrics in ranked[:20]:
-        auc, loss = metrics["auc"], metrics["loss"]
         table.add_row(
             escape(result.names[client]),
-            percent(metrics["accuracy"]),
-            percent(metrics["balanced_accuracy"]),
-            "–" if auc is None else f"{auc:.4f}",
-            "–" if loss is None else f"{loss:.4f}",
+            percent(metrics.accuracy),
+            percent(metrics.balanced_accuracy),
+            decimals(metrics.auc),
+            decimals(metrics.loss),
         )
     return table

@@ -18,7 +18,7 @@ from fedtailor.cli.display import human_bytes, human_time, out, percent, plain_t
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from fedtailor.server.record import Record
+    from fedtailor.server.records import RoundRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS, CURVE = 20, 8  # rounds in a line's sparkline; lines of the curve below the table
@@ -29,7 +29,7 @@ PATIENCE = 60.0  # seconds without a round, and five times its usual length, tha
 def watch(
     directory: Annotated[Path, typer.Argument(help="a run, several runs, or a comparison", show_default=False)],
 ) -> None:
-    """Watch a run or a comparison from another terminal: how far it is, its accuracy, bytes, the time left.
+    """Watch a run or a comparison from another terminal: progress, accuracy, bytes, time left.
 
     It ends when all is finished, or with Ctrl-C, which does not touch the run. Where the output is not a terminal, it
     is shown once.
@@ -53,12 +53,12 @@ def watch(
 
 @dataclass
 class Seen:
-    """What is known of one run."""
+    """One run as it was last read."""
 
     title: str
     path: Path
     rounds: int
-    records: list["Record"]
+    records: list["RoundRecord"]
     news: float  # when the last round was written
 
     @property
@@ -67,12 +67,13 @@ class Seen:
 
     @property
     def pace(self) -> float | None:
-        """Seconds a round, of the last ten."""
-        last = [record["seconds"] for record in self.records[-10:]]
+        """Seconds a round, the mean of the last ten."""
+        last = [record.seconds for record in self.records[-10:]]
         return sum(last) / len(last) if last else None
 
     def accuracies(self) -> list[float]:
-        return [record["accuracy"] for record in self.records if record["accuracy"] is not None]
+        """The accuracy of every round that was evaluated."""
+        return [record.accuracy for record in self.records if record.accuracy is not None]
 
 
 class Watched:
@@ -85,7 +86,7 @@ class Watched:
         self._expected = self._find()
 
     def _find(self) -> dict[Path, tuple[str, int]]:
-        """All runs that are or will be there: their titles and rounds."""
+        """Find the title and the number of rounds of every run that is or will be there."""
         from fedtailor.studies.comparison import FILE, read_comparison
         from fedtailor.studies.runner import run_name
 
@@ -99,7 +100,7 @@ class Watched:
         return dict.fromkeys(own or below, ("", 0))
 
     def _read(self, path: Path) -> Seen:
-        """A run as it is now; one that is finished is read once."""
+        """Read a run; one that is finished is read only once."""
         from fedtailor.server.record import RunDirectory
 
         if path in self._seen and self._seen[path].finished:
@@ -115,7 +116,7 @@ class Watched:
         return self._seen[path]
 
     def look(self) -> Group:
-        """The present state."""
+        """Read all runs and draw their present state."""
         runs = [self._read(path) for path in self._expected]
         begun = [run for run in runs if run.news]
         present = max(begun, key=lambda run: (not run.finished, run.news), default=runs[0])
@@ -141,7 +142,7 @@ class Watched:
 
 
 def _left(runs: Sequence[Seen]) -> float | None:
-    """Seconds that are left, by the pace of the same run or else of the others."""
+    """Estimate the seconds that are left, by the pace of the same run or else of the others."""
     paces = [run.pace for run in runs if run.pace is not None]
     if not paces:
         return None
@@ -150,7 +151,7 @@ def _left(runs: Sequence[Seen]) -> float | None:
 
 
 def _near(runs: Sequence[Seen], present: Seen) -> Sequence[Seen]:
-    """As many runs as fit on the page, around the present one."""
+    """Choose as many runs as fit on the page, around the present one."""
     room = max(3, out.height - CURVE - 12) if out.is_terminal else len(runs)
     first = max(0, min(list(runs).index(present) - room // 2, len(runs) - room))
     return runs[first : first + room]
@@ -175,20 +176,20 @@ def _table(title: str, runs: Sequence[Seen]) -> Table:
             f"{len(run.records)}/{run.rounds}",
             percent(accuracies[-1] if accuracies else None),
             _sparks(accuracies[-SPARKS:]),
-            human_bytes(sum(record["bytes_up"] + record["bytes_down"] for record in run.records)),
+            human_bytes(sum(record.bytes for record in run.records)),
             "–" if pace is None else f"{pace:.2f} s",
         )
     return table
 
 
 def _sparks(values: Sequence[float]) -> str:
-    """Values as a line of blocks from the least to the greatest."""
+    """Draw values as a line of blocks, from the least to the greatest."""
     least, span = min(values, default=0), (max(values, default=0) - min(values, default=0)) or 1
     return "".join(BLOCKS[round((len(BLOCKS) - 1) * (value - least) / span)] for value in values)
 
 
 def _curve(values: Sequence[float], width: int) -> str:
-    """The last values as a figure of several lines, with the least and the greatest beside it."""
+    """Draw the last values as a curve of several lines, with the least and the greatest beside it."""
     shown = list(values)[-width:]
     if len(shown) < 2:
         return ""

@@ -1,13 +1,14 @@
-"""Data: data sets as their authors publish them or as the user has them, dealt to a federation's clients."""
+"""Data: data sets as their authors publish them or as the user has them, partitioned among a federation's clients."""
 
 from fedtailor.data.arrays import from_list
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.federated import FederatedData, federate
+from fedtailor.data.federated import ClientData, FederatedData, federate
 from fedtailor.data.info import DataInfo, data_dir, found
 from fedtailor.data.loading import catalogue, load
 from fedtailor.data.partitions import partitions_catalogue
 
 __all__ = [
+    "ClientData",
     "DataInfo",
     "Dataset",
     "FederatedData",

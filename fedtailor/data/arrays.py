@@ -20,7 +20,7 @@ Arrays = dict[str, Array]
 
 
 def read_arrays(path: Path) -> Arrays:
-    """All arrays of an npz file. Pickled objects in it are refused, not run."""
+    """Read all arrays of an npz file. Pickled objects in it are refused, not run."""
     with path.open("rb") as file:  # a file that may not be read is not a damaged one
         is_archive = zipfile.is_zipfile(file)
     if not is_archive:
@@ -38,7 +38,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
-    """`x` and `y` (numbers or strings; may be missing unless `labelled`), and `client` (the same) if it is there."""
+    """Read `x`, `y` and, if it is there, `client`. Unless `labelled`, `y` may be missing."""
     missing = [key for key in ("x", "y") if key not in arrays and (labelled or key != "y")]
     if missing:
         raise FedtailorError(
@@ -54,9 +54,9 @@ def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
 
 
 def from_list(parts: Sequence[Any], name: str = "list") -> Dataset:
-    """One entry per client: a pair (x, y) of tensors or arrays, or a torch Dataset of (x, y) items.
+    """Make a data set from a list with one entry per client: a pair (x, y) of tensors or arrays, or a torch Dataset.
 
-    Whole numbers in y are classes; fractions are the targets of a regression.
+    Items of a torch Dataset are pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression.
     """
     if not parts:
         raise FedtailorError(f"The list {name!r} is empty: give one entry per client.")
@@ -112,7 +112,7 @@ def as_array(value: Any) -> Array:
 
 
 def as_features(x: Array, name: str, double: bool = False) -> Tensor:
-    """Images stay bytes and become (n, channels, height, width); everything else becomes float32, or stays double."""
+    """Convert an array: uint8 images to (n, channels, height, width), all else to float32 (or, with `double`, kept)."""
     if x.dtype.kind not in "biuf":
         raise FedtailorError(f"The features of {name!r} are of type {x.dtype}: give numbers.")
     x = np.require(x, requirements=["C", "W"])  # PyTorch takes no others
@@ -128,7 +128,7 @@ def as_features(x: Array, name: str, double: bool = False) -> Tensor:
 
 
 def encode(values: Array, what: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Numbers 0, 1, … for the different values, and these values as names, in sorted order."""
+    """Number the different values 0, 1, … in sorted order; return each sample's number, and the values as names."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "biufUS":
@@ -147,7 +147,7 @@ def encode(values: Array, what: str) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _numbers(names: list[str]) -> list[float]:
-    """The names as numbers; none if any is not one."""
+    """Convert the names to numbers; to an empty list if one of them is not a number."""
     try:
         return [float(name) for name in names]
     except ValueError:

@@ -46,7 +46,7 @@ FOLDERS = {  # (binary version, python version)
 
 
 def read_cifar(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """All images with their (fine) labels, from whichever version is there."""
+    """Read all images with their (fine) labels, from whichever version is there."""
     require(info, root)
     pixels, labels, parts = [], [], []
     for file, raw in _batches(info.name, root):
@@ -60,7 +60,7 @@ def read_cifar(info: DataInfo, root: Path, variant: str) -> Dataset:
 
 
 def _batches(name: str, root: Path) -> list[tuple[Path, bytes]]:
-    """The batch files with their contents, in order, from the first version that is there."""
+    """Read the batch files in order, from the first version that is there."""
     for files in _versions(name):
         paths = [root / file for file in files]
         if all(path.exists() for path in paths):
@@ -69,7 +69,7 @@ def _batches(name: str, root: Path) -> list[tuple[Path, bytes]]:
 
 
 def _versions(name: str) -> list[tuple[str, ...]]:
-    """The sets of files that hold this data set; one archive first, as it is published."""
+    """List the sets of files that hold this data set, the published archive first."""
     binary, python = FOLDERS[name]
     return [
         (f"{name}-binary.tar.gz",),
@@ -98,7 +98,7 @@ def _unpack(name: str, archive: Path) -> list[tuple[Path, bytes]]:
 
 
 def _binary(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
-    """Records of one label byte (CIFAR-100: the coarse one, then the fine one) and the pixels."""
+    """Read records of one label byte (CIFAR-100: the coarse one, then the fine one) and the pixels."""
     labels = 1 if name == "cifar-10" else 2
     if not raw or len(raw) % (labels + PIXELS):
         raise damaged(file, f"its {len(raw)} bytes are not whole records of {labels + PIXELS} bytes")
@@ -107,7 +107,7 @@ def _binary(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
 
 
 def _python(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
-    """A pickled dictionary with `data` and `labels` (CIFAR-100: `fine_labels`)."""
+    """Read a pickled dictionary with `data` and `labels` (CIFAR-100: `fine_labels`)."""
     try:
         batch = _Unpickler(file, raw).load()
         x = batch[b"data"].array
@@ -122,7 +122,7 @@ def _python(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
 
 
 class _Array:
-    """Stands in for numpy.ndarray while unpickling: takes the bytes, runs nothing."""
+    """A stand-in for numpy.ndarray while unpickling: takes the bytes, runs nothing."""
 
     def __init__(self, *arguments: object) -> None:
         self.array: Bytes = np.empty((0, PIXELS), dtype=np.uint8)
@@ -135,7 +135,7 @@ class _Array:
 
 
 class _Type:
-    """Stands in for numpy.dtype."""
+    """A stand-in for numpy.dtype."""
 
     def __init__(self, code: bytes, *flags: object) -> None:
         self.code = code

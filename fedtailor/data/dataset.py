@@ -1,6 +1,6 @@
-"""What every loader returns: all samples of a data set in two tensors, with what its authors say about them.
+"""A data set as every loader returns it: all samples in two tensors, with the authors' split and clients.
 
-A `Dataset` is checked when it is made, so that nothing behind it has to doubt its samples.
+A `Dataset` is checked when it is made. So the code that uses it need not check its samples again.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Dataset:
     part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the authors' own split
     client: Tensor | None = None  # int64: index into client_names
     client_names: tuple[str, ...] = ()
-    group: Tensor | None = None  # int64: samples of one group are dealt and split together
+    group: Tensor | None = None  # int64: samples of one group are partitioned and split together
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -38,7 +38,7 @@ class Dataset:
 
 
 def without_labels(name: str, x: Tensor, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
-    """Samples of which nobody says what they are: no classes, and zeros for targets."""
+    """Make a data set of samples without labels: it has no classes, and zeros for targets."""
     return Dataset(name, x, torch.zeros(len(x)), (), client=client, client_names=client_names)
 
 

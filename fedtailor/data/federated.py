@@ -1,10 +1,9 @@
-"""A federation's data: the samples of a data set dealt to clients, and each client's split into parts.
+"""A federation's data: a data set partitioned among clients, and each client's samples split into parts.
 
-All clients' samples lie in one tensor, client by client, and within a client train, validation, test. So a
-client's data is a slice without copies, and can be shared between processes.
+All clients' samples are in one tensor, client by client, and within a client train, validation, test. So a client's
+data is a slice without copies, and can be shared between processes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -15,16 +14,28 @@ import torch
 from torch import Tensor
 
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from fedtailor.data.partitions import NATURAL, WITHIN, Ints, deal, parse
+from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.local.streams import numpy_stream
 
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 
 
+@dataclass(frozen=True)
+class ClientData:
+    """One client's data: (inputs, targets) to train, validate and test with."""
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    held_out: Tensor  # the inputs of the validation and test samples
+    n_classes: int | None = None  # where labels are the client's own
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """What each client holds; made by `federate`."""
+    """The data of all clients; made by `federate`."""
 
     name: str
     x: Tensor
@@ -33,16 +44,16 @@ class FederatedData:
     classes: tuple[str, ...]  # () for regression
     names: tuple[str, ...]  # of the clients
     new: frozenset[int] = frozenset()  # clients held out from training
-    own_classes: tuple[int, ...] = ()  # how many classes each client has, where the labels are each client's own
-    own_names: tuple[tuple[str, ...], ...] = ()  # and what they are
+    own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
+    own_names: tuple[tuple[str, ...], ...] = ()  # and their names
 
     @property
-    def clients(self) -> int:
+    def n_clients(self) -> int:
         return len(self.names)
 
     @property
-    def outputs(self) -> int:
-        """How many outputs a network for these data has: one a class, or one a target."""
+    def n_outputs(self) -> int:
+        """The number of outputs of a network for these data: one a class, or one a target."""
         return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
 
     @cached_property
@@ -51,7 +62,7 @@ class FederatedData:
         return self.bounds.tolist()
 
     @property
-    def samples(self) -> Tensor:
+    def n_samples(self) -> Tensor:
         """The number of training samples of each client."""
         return self.bounds[:, 1] - self.bounds[:, 0]
 
@@ -65,24 +76,34 @@ class FederatedData:
         return self._slice(client, "test")
 
     def classes_of(self, client: int) -> tuple[str, ...]:
-        """What a client's class numbers mean. Where labels are its own, the outputs behind them mean nothing."""
+        """Return the names of a client's classes in the order of the outputs.
+
+        Where labels are its own, the outputs after these stand for nothing, and are named by their number.
+        """
         if not self.own_names:
             return self.classes
         own = self.own_names[client]
         return (*own, *(f"output {number}" for number in range(len(own), len(self.classes))))
 
-    def held_out(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """The inputs of the clients' validation and test samples, client by client, and how many of each."""
-        places = [self.places[client] for client in clients]
-        pieces = [self.x[start:end] for _, start, _, end in places]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces), [len(piece) for piece in pieces]
+    def client(self, number: int) -> ClientData:
+        """Cut out one client's data; nothing is copied."""
+        start, trained, validated, end = self.places[number]
+        x, y = self.x, self.y
+        return ClientData(
+            self.names[number],
+            (x[start:trained], y[start:trained]),
+            (x[trained:validated], y[trained:validated]),
+            (x[validated:end], y[validated:end]),
+            x[trained:end],
+            self.own_classes[number] if self.own_classes else None,
+        )
 
     def to(self, device: torch.device | str) -> "FederatedData":
-        """The same with all samples on a device."""
+        """Move all samples to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def fingerprint(self) -> str:
-        """A checksum of all samples and who has them: equal data have equal ones."""
+        """Compute a checksum of all samples and of their partition."""
         x = self.x.permute(0, 2, 3, 1) if self.x.ndim == 4 else self.x
         checksum = 0
         for tensor in (self.bounds, self.y, x):
@@ -95,12 +116,12 @@ class FederatedData:
         return self.x[start:end], self.y[start:end]
 
     def counts(self, split: str | None = None) -> Tensor:
-        """Numbers of samples, clients × classes (one column for regression), in one split or in all."""
+        """Count the samples, clients × classes (one column for regression), in one split or in all."""
         split = split or "all"
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         first, last = SPLITS[split]
-        table = torch.zeros(self.clients, max(len(self.classes), 1), dtype=torch.int64)
+        table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64)
         for row, place in zip(table, self.places, strict=True):
             labels = self.y[place[first] : place[last]]
             row += torch.bincount(labels, minlength=len(row)) if self.classes else len(labels)
@@ -123,7 +144,7 @@ def federate(
     labels: Literal["shared", "own"] = "shared",
     dtype: torch.dtype = torch.float32,
 ) -> FederatedData:
-    """Deal a data set to clients (20, or the natural ones, unless said) and split each client's samples.
+    """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
 
     `labels="own"` numbers each client's classes 0, 1, … anew: client 3's class 0 is then another than client 4's.
 
@@ -145,7 +166,7 @@ def federate(
     if max_train is not None:
         client = _thin(client, side, len(names), max_train, seed)
     bounds, order = _layout(client, side, names, dataset.name)
-    dealt = FederatedData(
+    federated = FederatedData(
         name=dataset.name,
         x=as_inputs(dataset.x[order], pixels, dtype),
         y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
@@ -154,7 +175,7 @@ def federate(
         names=names,
         new=frozenset(range(len(names) - new_clients, len(names))),
     )
-    return _own_labels(dealt) if labels == "own" else dealt
+    return _own_labels(federated) if labels == "own" else federated
 
 
 def _new_last(
@@ -163,13 +184,13 @@ def _new_last(
     """Choose the new clients at random and put them behind the others, so that the training clients are 0, 1, …"""
     new = set(numpy_stream(seed, "partition", "new").permutation(len(names))[:new_clients].tolist())
     order = [c for c in range(len(names)) if c not in new] + sorted(new)
-    position = np.full(len(names) + 1, -1, dtype=np.int64)  # the last entry serves -1: dealt to nobody
+    position = np.full(len(names) + 1, -1, dtype=np.int64)  # the last entry serves -1: no client
     position[order] = np.arange(len(names))
     return position[client], names if renumbered else tuple(names[c] for c in order)
 
 
 def _own_labels(data: FederatedData) -> FederatedData:
-    """The same samples with each client's classes numbered from 0, in their order."""
+    """Number each client's classes from 0, in their order."""
     if not data.classes:
         raise FedtailorError("Labels of the clients' own need classes: these targets are numbers.")
     y, own = data.y.clone(), []
@@ -205,7 +226,7 @@ def _check_options(
 
 
 def _units(dataset: Dataset) -> tuple[Ints, Ints]:
-    """The units that are dealt, groups or single samples: each sample's unit, each unit's first sample."""
+    """Find the units of a partition, groups or single samples: each sample's unit, each unit's first sample."""
     if dataset.group is None:
         each = np.arange(len(dataset))
         return each, each
@@ -233,7 +254,7 @@ def _clients(
     min_samples: int,
     seed: int,
 ) -> tuple[Ints, tuple[str, ...]]:
-    """The client of each unit, and the names of the clients."""
+    """Assign each unit to a client; return the clients, and their names."""
     if partition == NATURAL:
         if dataset.client is None:
             raise FedtailorError(f"The data set {dataset.name!r} names no clients: choose another partition.")
@@ -256,8 +277,8 @@ def _clients(
     labels = dataset.y.numpy()[first]
     if partition.startswith(WITHIN):
         return _within(dataset, first, labels, parts, partition, clients, min_samples, seed)
-    dealt = deal(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)
-    return dealt, tuple(map(str, range(clients)))
+    drawn = draw(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)
+    return drawn, tuple(map(str, range(clients)))
 
 
 def _within(
@@ -270,7 +291,7 @@ def _within(
     min_samples: int,
     seed: int,
 ) -> tuple[Ints, tuple[str, ...]]:
-    """The samples of each natural client (a domain, say) dealt to equally many clients."""
+    """Partition the samples of each natural client (a domain, say) among equally many clients."""
     if dataset.client is None:
         raise FedtailorError(f"The data set {dataset.name!r} names no clients: leave {WITHIN!r} out of the partition.")
     domains = dataset.client_names
@@ -285,13 +306,13 @@ def _within(
     for domain in range(len(domains)):
         mine = np.flatnonzero(of_domain == domain)
         spec = partition.removeprefix(WITHIN)
-        dealt = deal(labels[mine], len(dataset.classes), parts[mine], spec, each, min_samples, seed, domain)
-        client[mine] = np.where(dealt < 0, -1, dealt + domain * each)
+        drawn = draw(labels[mine], len(dataset.classes), parts[mine], spec, each, min_samples, seed, domain)
+        client[mine] = np.where(drawn < 0, -1, drawn + domain * each)
     return client, tuple(f"{name}-{number}" for name in domains for number in range(each))
 
 
 def _random_sides(client: Ints, clients: int, test: float, validation: float, seed: int) -> Ints:
-    """Each client's units at random into train, validation and test.
+    """Split each client's units at random into train, validation and test.
 
     Train gets one first; then test and validation, where asked for, get at least one while there are any.
     """
@@ -315,13 +336,13 @@ def _thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> 
 
 
 def _of_each(client: Ints, clients: int) -> list[Ints]:
-    """The places of each client's number, in their order. What is nobody's has -1."""
+    """List the positions of each client's number, in their order. Samples of no client have -1."""
     order = np.argsort(client, kind="stable")
     return np.split(order, np.searchsorted(client[order], np.arange(clients + 1)))[1:-1]
 
 
 def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tuple[Tensor, Tensor]:
-    """The bounds of all clients, and the order of the samples that makes them slices."""
+    """Compute the bounds of all clients, and the order of the samples that makes them slices."""
     order = np.lexsort((side, client))
     order = order[client[order] >= 0]
     counts = np.zeros((len(names), 3), dtype=np.int64)
@@ -337,8 +358,11 @@ def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tupl
 
 
 def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
-    """Numbers that a network takes; images with the channels last in memory, which is faster on a CPU. It is a copy
-    in any case: so the strides say it even of one channel, or convolutions would take a slower way."""
+    """Convert samples to a network's inputs: pixels scaled, images with the channels last in memory (faster on a CPU).
+
+    Images are copied in any case: so the strides are those of channels_last with one channel too, or convolutions
+    would take a slower way.
+    """
     if x.ndim == 4:
         x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
     if x.dtype != torch.uint8:

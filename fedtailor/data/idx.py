@@ -41,7 +41,7 @@ EMNIST = {
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of an idx file as a uint8 tensor."""
+    """Read an idx file as a uint8 tensor."""
     raw = _contents(path)
     start = 4 + 4 * dimensions
     if len(raw) < start or raw[:4] != bytes([0, 0, 8, dimensions]):
@@ -77,7 +77,7 @@ def _read_part(folder: Path, images: str, labels: str) -> tuple[Tensor, Tensor]:
 
 
 def read_mnist(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """MNIST, and Fashion-MNIST in the same files."""
+    """Read MNIST, or Fashion-MNIST, which has the same files."""
     require(info, root)
     folder = root / info.name
     x, y = _read_part(folder, "train-images-idx3", "train-labels-idx1")
@@ -88,7 +88,7 @@ def read_mnist(info: DataInfo, root: Path, variant: str) -> Dataset:
 
 
 def read_emnist(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """EMNIST, upright. The variant is a split, and `:test` after it for the published test part alone."""
+    """Read EMNIST, upright. The variant is a split, and `:test` after it for the published test part alone."""
     split, _, only = (variant or "byclass").partition(":")
     if split not in EMNIST:
         raise unknown("EMNIST split", split, EMNIST)

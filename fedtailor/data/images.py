@@ -17,18 +17,20 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 
 
 def open_image(file: str | Path, contents: bytes) -> Image.Image:
-    """The decoded image."""
+    """Decode an image."""
     try:
         image = Image.open(BytesIO(contents))
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        raise damaged(file, "it is not a image, or truncated") from None
+        raise damaged(file, "it is not an image, or truncated") from None
     return image
 
 
 def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Dataset:
-    """All images, grey if all are grey and colour otherwise, resized to size × size if that is given. Unless
-    `labelled`, they may also lie in the folder itself."""
+    """Read all images: grey if all are grey, colour otherwise; resized to size × size if that is given.
+
+    Unless `labelled`, they may also be in the folder itself.
+    """
     if size is not None and size < 1:
         raise FedtailorError(f"image_size is {size}: give the number of pixels per side, 1 or more.")
     files = _files(folder, "*/*/*")
@@ -52,12 +54,12 @@ def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Datase
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """The images of a folder, in the order of their names."""
+    """List the images of a folder, in the order of their names."""
     return sorted(file for file in folder.glob(pattern) if file.suffix.lower() in SUFFIXES)
 
 
 def _pixels(file: Path, size: int | None) -> NDArray[np.uint8]:
-    """(height, width) of a grey image, (height, width, 3) of any other."""
+    """Read an image: (height, width) if it is grey, (height, width, 3) otherwise."""
     image = open_image(file, file.read_bytes())
     if image.mode.startswith(("I", "F")):
         raise FedtailorError(f"The image {file} has more than 8 bits per pixel: save it with 8.")

@@ -1,4 +1,4 @@
-"""What is known of a data set before it is read: its files, where they are published, where they belong."""
+"""A data set before it is read: its files, where they are published, where they are looked for."""
 
 import os
 from collections.abc import Callable
@@ -28,18 +28,18 @@ DataSets = tuple[tuple[DataInfo, Reader], ...]
 
 
 def data_dir(directory: str | Path | None = None) -> Path:
-    """Where data sets are looked for: the directory given, else FEDTAILOR_DATA, else `data`."""
+    """Return the directory of the data sets: the one given, else FEDTAILOR_DATA, else `data`."""
     return Path(directory or os.environ.get("FEDTAILOR_DATA") or "data")
 
 
 def found(info: DataInfo, directory: str | Path | None = None) -> bool:
-    """Whether all files of this data set are there, in one of the forms that are read."""
+    """Find out whether all files of this data set are there, in one of the forms that are read."""
     root = data_dir(directory)
     return any(all(there(root / file) for file in files) for files in (info.files, *info.also))
 
 
 def there(path: Path) -> Path | None:
-    """This file, or the same one without its .gz; None if there is neither."""
+    """Find this file, or the same one without its .gz; None if there is neither."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     return next((candidate for candidate in (path, plain) if candidate.exists()), None)
 
@@ -55,5 +55,5 @@ def require(info: DataInfo, root: Path) -> None:
 
 
 def damaged(path: str | Path, why: str = "it is truncated or damaged") -> FedtailorError:
-    """The error for a file that is not what its name promises."""
+    """Make the error for a file that cannot be read."""
     return FedtailorError(f"The file {path} cannot be read: {why}; get or make it anew.")

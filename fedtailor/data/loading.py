@@ -1,4 +1,4 @@
-"""Finding a data set by its name: one of the published ones in the catalogue, or a path to the user's own."""
+"""Loading a data set by name (a published one of the catalogue) or by path (the user's own)."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ DATA_SETS: dict[str, tuple[DataInfo, Reader]] = {
 
 
 def catalogue() -> list[DataInfo]:
-    """All data sets that are known by name."""
+    """List the data sets that are known by name."""
     return [info for info, _ in DATA_SETS.values()]
 
 
@@ -52,7 +52,7 @@ def load(
 
 
 def _own_path(name: str, root: Path) -> Path:
-    """The user's file or folder of this name, here or in the data directory."""
+    """Find the user's file or folder of this name, here or in the data directory."""
     for path in (Path(name), root / name):
         if path.is_dir() or (path.is_file() and path.suffix.lower() in (".npz", ".csv")):
             return path

@@ -68,7 +68,7 @@ def is_medmnist(arrays: Arrays) -> bool:
 
 
 def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> Dataset:
-    """All parts in one data set; without `classes`, these are called 0, 1, 2, …"""
+    """Put all parts into one data set; without `classes`, these are called 0, 1, 2, …"""
     xs: list[Tensor] = []
     ys, parts = [], []
     for part, number in PARTS.items():

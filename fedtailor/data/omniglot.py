@@ -24,8 +24,11 @@ SIDE, DRAWERS = 28, 20
 
 
 def read_omniglot(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """`group` is class × 20 + drawer, one drawing. `omniglot:rotated` adds each by 90°, 180° and 270°, which stay on
-    one side of a split; `omniglot:rotated-apart` lets them fall apart, as PFLEGO's release does."""
+    """Read Omniglot. The `group` of a sample is its drawing: class × 20 + drawer.
+
+    `omniglot:rotated` adds every drawing turned by 90°, 180° and 270°; the four stay on one side of a split.
+    `omniglot:rotated-apart` may put them on both, as PFLEGO's release does.
+    """
     if variant not in ("", "rotated", "rotated-apart"):
         raise FedtailorError(
             f"'omniglot:{variant}' is not known: write 'omniglot', 'omniglot:rotated' or 'omniglot:rotated-apart'."
@@ -53,12 +56,12 @@ def read_omniglot(info: DataInfo, root: Path, variant: str) -> Dataset:
 
 
 def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
-    """Alphabet, character, drawer (0 to 19) and pixels of each file of one half."""
+    """Yield alphabet, character, drawer (0 to 19) and pixels of each file of one half."""
     file = None
     for file, contents in _pngs(half):
-        alphabet, character, image = PurePosixPath(file).parts[-3:]
+        alphabet, character, drawing = PurePosixPath(file).parts[-3:]
         try:
-            drawer = int(PurePosixPath(image).stem.split("_")[1]) - 1  # 0964_20.png
+            drawer = int(PurePosixPath(drawing).stem.split("_")[1]) - 1  # 0964_20.png
         except (IndexError, ValueError):
             drawer = -1
         if not 0 <= drawer < DRAWERS:
@@ -70,7 +73,7 @@ def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
 
 
 def _pngs(half: Path) -> Iterator[tuple[str, bytes]]:
-    """The images of one half in order of their names, from its folder or else its zip."""
+    """Yield the images of one half in order of their names, from its folder or else its zip."""
     if half.is_dir():
         for path in sorted(half.glob("*/*/*.png")):
             yield path.as_posix(), path.read_bytes()

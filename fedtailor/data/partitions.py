@@ -1,7 +1,7 @@
-"""Partitions: how the samples of one data set are dealt to the clients of a simulated federation.
+"""Partitions of a data set's samples among the clients of a simulated federation.
 
-A partition is a matrix of shares, classes × clients, drawn once. Each part of the data (train, validation,
-test) is then dealt by these shares, so that a client's parts have the same mix of classes.
+A partition is a matrix of shares, classes × clients, drawn once. Each part of the data (train, validation, test) is
+then divided by these shares, so that a client's parts have the same mix of classes.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class
 DRAWS = 1000
 NATURAL = "natural"  # not drawn: the data set knows its clients
-WITHIN = "natural+"  # drawn within each of them: its samples are dealt to several clients
+WITHIN = "natural+"  # drawn within each of them: its samples are divided among several clients
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Partition:
     draw: Callable[[Ints, int, float, np.random.Generator], Shares]
     parameter: str = ""  # "ALPHA" (a positive number), "K" (a whole number) or none
     by_label: bool = True  # otherwise all samples count as one class
-    in_turn: bool = False  # deal a class's samples round-robin in file order; otherwise shuffle and cut
+    in_turn: bool = False  # hand out a class's samples round-robin in file order; otherwise shuffle and cut
 
 
 def parse(spec: str) -> tuple[Partition, float]:
-    """The partition that `name[:parameter]` asks for, and its parameter (0 if it takes none)."""
+    """Find the partition that `name[:parameter]` asks for, and its parameter (0 if it takes none)."""
     name, colon, text = spec.partition(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, [*PARTITIONS, NATURAL])
@@ -54,17 +54,19 @@ def parse(spec: str) -> tuple[Partition, float]:
     return partition, value
 
 
-def deal(
+def draw(
     labels: Ints, classes: int, parts: Ints, spec: str, clients: int, min_samples: int, seed: int, *where: int
 ) -> Ints:
-    """The client of each sample; -1 for samples of a class that no client owns. Part 0 is trained on. `where` tells
-    the draws of several deals apart."""
+    """Assign each sample to a client; -1 for samples of a class that no client owns.
+
+    Part 0 is trained on. `where` tells several draws apart.
+    """
     partition, parameter = parse(spec)
     if not partition.by_label:
         labels, classes = np.zeros_like(parts), 1
     elif not classes:
         raise FedtailorError(
-            f"The partition {spec!r} deals by class, but these targets are numbers: use iid, quantity or natural."
+            f"The partition {spec!r} draws by class, but these targets are numbers: use iid, quantity or natural."
         )
     totals = np.zeros((int(parts.max()) + 1, classes), dtype=np.int64)
     np.add.at(totals, (parts, labels), 1)
@@ -83,7 +85,7 @@ def deal(
 
 
 def _cut(totals: Ints, shares: Shares) -> Ints:
-    """How many of `totals[...]` samples each client gets: cut at the cumulative shares, rounded down."""
+    """Count the samples of `totals[...]` that each client gets: cut at the cumulative shares, rounded down."""
     # The small number keeps 0.1 + 0.2 of 10 from being cut at 2.9999.
     edges = np.floor(totals[..., None] * np.cumsum(shares, axis=-1) + 1e-6).astype(np.int64)
     counts: Ints = np.diff(edges, axis=-1, prepend=0)
@@ -91,7 +93,7 @@ def _cut(totals: Ints, shares: Shares) -> Ints:
 
 
 def _counts(totals: Ints, shares: Shares, in_turn: bool) -> Ints:
-    """The numbers of samples (parts, classes, clients) that these shares give."""
+    """Count the samples (parts, classes, clients) that these shares give."""
     if not in_turn:
         return _cut(totals, shares)
     owned = shares > 0
@@ -125,7 +127,7 @@ def _plain_dirichlet(totals: Ints, clients: int, alpha: float, rng: np.random.Ge
 
 
 def _capped_dirichlet(totals: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Shares:
-    """PGFed's: a client that already has its even part of all samples gets none of the next class."""
+    """Draw PGFed's shares: a client that already has its even part of all samples gets none of the next class."""
     shares = np.zeros((totals.shape[1], clients))
     size = np.zeros(clients, dtype=np.int64)
     for label, of_class in enumerate(totals.T):
@@ -139,7 +141,7 @@ def _capped_dirichlet(totals: Ints, clients: int, alpha: float, rng: np.random.G
 
 
 def _some_classes(totals: Ints, clients: int, k: float, rng: np.random.Generator) -> Shares:
-    """Each client draws K classes at random.
+    """Draw K classes at random for each client.
 
     Then each class without an owner takes the place of a class with several, at a random client: so every
     class has an owner wherever clients × K ≥ classes. Otherwise classes without an owner are left out.
@@ -162,7 +164,7 @@ def _some_classes(totals: Ints, clients: int, k: float, rng: np.random.Generator
 
 
 def _pairs(totals: Ints, clients: int, _: float, rng: np.random.Generator) -> Shares:
-    """pFedMB's: clients 0 and 1 own classes 0 and 1, clients 2 and 3 classes 2 and 3, and so on, in turn."""
+    """Return pFedMB's shares: clients 0 and 1 own classes 0 and 1, clients 2 and 3 classes 2 and 3, and so on."""
     classes = totals.shape[1]
     if classes % 2 or clients % classes:
         raise FedtailorError(
@@ -175,16 +177,16 @@ def _pairs(totals: Ints, clients: int, _: float, rng: np.random.Generator) -> Sh
 
 
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition("all clients alike: shuffled and dealt evenly", _even, by_label=False),
+    "iid": Partition("all clients alike: shuffled and split evenly", _even, by_label=False),
     "dirichlet": Partition(
-        "each class by Dirichlet(ALPHA) shares; who has an even part of all gets no more (PGFed)",
+        "each class by Dirichlet(ALPHA) shares; a client with an even part of all gets no more (PGFed)",
         _capped_dirichlet, "ALPHA",
     ),
     "dirichlet-plain": Partition(
         "each class by Dirichlet(ALPHA) shares, without that cap", _plain_dirichlet, "ALPHA"
     ),
     "classes": Partition(
-        "K random classes per client, each dealt in turn to its owners (PFLEGO)",
+        "K random classes per client, each handed in turn to its owners (PFLEGO)",
         _some_classes, "K", in_turn=True,
     ),
     "classes-random": Partition(
@@ -198,12 +200,12 @@ PARTITIONS: dict[str, Partition] = {
 
 
 def partitions_catalogue() -> dict[str, str]:
-    """How each partition is written, and one line on what it does."""
+    """List the partitions: how each is written, and one line on what it does."""
     drawn = {
         f"{name}:{partition.parameter}" if partition.parameter else name: partition.description
         for name, partition in PARTITIONS.items()
     }
     return drawn | {
         NATURAL: "the clients that the data itself names",
-        f"{WITHIN}…": "each of those dealt to equally many clients, by any of the others (natural+dirichlet:0.3)",
+        f"{WITHIN}…": "each of those divided among equally many clients, by any of the others (natural+dirichlet:0.3)",
     }

@@ -15,7 +15,7 @@ CLIENTS, FEATURES, CLASSES = 30, 60, 10
 
 
 def read_digits(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels, as float32 in [0, 1].
+    """Read the 1,797 handwritten digits of 8×8 pixels, as float32 in [0, 1].
 
     They are read from the file that `sklearn.datasets.load_digits` reads: importing that takes two seconds.
     """
@@ -30,7 +30,7 @@ def read_digits(info: DataInfo, root: Path, variant: str) -> Dataset:
 
 
 def read_synthetic(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """Synthetic(α, β) of Li et al. 2020 (also in LEAF): 30 clients, each with a linear model of its own.
+    """Draw Synthetic(α, β) of Li et al. 2020 (also in LEAF): 30 clients, each with a linear model of its own.
 
     A client has y = argmax(W x + b) with W, b ~ N(u, 1) and u ~ N(0, α), and x ~ N(v, Σ) with v ~ N(B, 1),
     B ~ N(0, β) and Σ = diag(j^-1.2): α says how much models differ between clients, β how much features do.

@@ -17,7 +17,7 @@ Rows = list[tuple[int, list[str]]]  # the line in the file, and its cells
 
 
 def read_csv(path: Path, label_column: str | None, client_column: str | None, labelled: bool = True) -> Dataset:
-    """Every column but the label's (which may be missing unless `labelled`) and the client's is a feature."""
+    """Read a table. Columns are features, but for the client's and the label's (needed only if `labelled`)."""
     header, rows = _rows(path)
     needed = labelled or label_column or any(name in header for name in LABELS)
     label = _label_column(path, header, label_column) if needed else None

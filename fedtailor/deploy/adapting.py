@@ -1,4 +1,4 @@
-"""What clients that never took part get of a run: the method's model for them, and what fine-tuning makes of it."""
+"""Adaptation to clients that never took part in a run: the method's model for them, fine-tuned on their own data."""
 
 import csv
 import json
@@ -12,45 +12,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor import __version__
-from fedtailor.api import RunResult, isolated, load
 from fedtailor.data import Dataset, FederatedData, from_list
 from fedtailor.data import load as load_data
-from fedtailor.deploy.exporting import Figures, Source, file_name
+from fedtailor.deploy.exporting import Quality, Source, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
-from fedtailor.server.evaluation import summary
-from fedtailor.server.record import Record, plain
-from fedtailor.simulation import deal_data
-from fedtailor.store import write_atomically
-from fedtailor.studies.runner import experiment_hash
-from fedtailor.transport import Result, Task, make_engine
+from fedtailor.files import write_atomically
+from fedtailor.local.isolation import isolated
+from fedtailor.messages import Adapt, Metrics, Reply
+from fedtailor.result import RunResult
+from fedtailor.runs import load
+from fedtailor.server.evaluation import averages
+from fedtailor.server.records import Averages, Plain, plain_metrics
+from fedtailor.simulation import partition_data
+from fedtailor.site.sites import Sites
+from fedtailor.transport import make_transport
+from fedtailor.version import __version__
 
 Data = str | Path | Dataset | Sequence[Any]
-KEPT = ("data_dir", "test", "validation")  # what new data have from the run, unless it is said
+KEPT = ("data_dir", "test", "validation")  # settings that new data take from the run, unless given
+
+
+@dataclass(frozen=True)
+class AdaptedClient:
+    """A new client's test metrics, before (entry 0) and after each epoch of fine-tuning on its own data."""
+
+    name: str
+    n_train: int  # training samples
+    n_test: int  # test samples
+    adapted: list[Metrics]  # from the method's model
+    local: list[Metrics]  # from scratch
+
+    def plain(self) -> Plain:
+        """All fields as JSON has them."""
+        return {
+            "name": self.name,
+            "train_samples": self.n_train,
+            "test_samples": self.n_test,
+            "adapted": [plain_metrics(metrics) for metrics in self.adapted],
+            "local": [plain_metrics(metrics) for metrics in self.local],
+        }
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How new clients fare, before (entry 0) and after each epoch of fine-tuning on their own data: with the model
-    that the method gives them, and from scratch with the network's first vector (Local)."""
+    """The metrics of new clients, before (entry 0) and after each epoch of fine-tuning on their own data.
+
+    `adapted` begins with the model that the method gives them, `local` with the network's initial vector: what they
+    would have alone.
+    """
 
     method: str
-    adapted: list[Record]  # the means over the clients
-    local: list[Record]
-    per_client: dict[int, Record]  # each one's name, training samples, and test metrics both ways
+    adapted: list[Averages]  # over the clients
+    local: list[Averages]
+    per_client: dict[int, AdaptedClient]
     models: dict[int, dict[str, Tensor]]  # the adapted ones: state dicts for plain PyTorch
 
     def csv(self) -> str:
-        """The two curves: a line an epoch."""
+        """Write both curves as CSV, a line an epoch."""
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        figures = ("accuracy", "accuracy_std", "accuracy_worst_decile", "loss")
-        writer.writerow(["epoch", *(f"{whose}_{figure}" for whose in ("adapted", "local") for figure in figures)])
+        metrics = ("accuracy", "accuracy_std", "accuracy_worst_decile", "loss")
+        writer.writerow(["epoch", *(f"{whose}_{metric}" for whose in ("adapted", "local") for metric in metrics)])
         for epoch, both in enumerate(zip(self.adapted, self.local, strict=True)):
-            writer.writerow([epoch, *(record[figure] for record in both for figure in figures)])
+            writer.writerow([epoch, *(getattr(of_epoch, metric) for of_epoch in both for metric in metrics)])
         return text.getvalue()
 
 
@@ -68,7 +95,7 @@ def adapt(
     on_client: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> Adaptation:
-    """Give clients that never took part their models, fine-tune these on the clients' own data and measure them.
+    """Give clients that never took part a model, fine-tune it on each one's own data, and measure it.
 
     The new clients are those that the run held out or, with `data`, those of a data set of the same input shape and
     classes: its natural ones, or one with all samples, or as `settings` say (`clients`, `partition`, `test`, …). With
@@ -79,71 +106,87 @@ def adapt(
     with isolated():
         source = Source.of(run if isinstance(run, RunResult) else load(run))
         where = make_experiment({**source.result.experiment.model_dump(), "engine": engine, "workers": workers})
-        dealt, clients = _new_clients(source, data, settings)
-        place = None if to is None else _Place(Path(to), {c: dealt.names[c] for c in clients}, onnx, overwrite)
+        federated, clients = _new_clients(source, data, settings)
+        place = None if to is None else _Place(Path(to), {c: federated.names[c] for c in clients}, onnx, overwrite)
         graph = source.onnx() if place and onnx else None
-        bench = replace(source.run.bench, data=dealt, fine_tune=epochs, on_train=False)
-        message = source.run.method.broadcast(source.run.server)
-        tasks = [Task("adapt", source.run.finished, (client,), message) for client in clients]
-        results: dict[int, Result] = {}
         if on_start:
             on_start(len(clients))
-        with closing(make_engine(where.engine, bench, where.workers)) as workplace:
-            for result in workplace.run(tasks):
-                client = result.clients[0]
-                if result.error:
-                    raise FedtailorError(f"New client {dealt.names[client]} cannot be served: {result.error}.")
-                results[client] = result
-                if on_client:
-                    on_client(client)
-        outcome = _outcome(source, dealt, {client: results[client] for client in clients}, epochs)
+        replies = _ask(source, where, federated, clients, epochs, on_client or (lambda client: None))
+        outcome = _outcome(source, federated, replies, epochs)
         if place:
-            place.write(source, dealt, outcome, graph)
+            place.write(source, federated, outcome, graph)
         return outcome
 
 
+def _ask(
+    source: Source,
+    where: Experiment,
+    federated: FederatedData,
+    clients: list[int],
+    epochs: int,
+    on_client: Callable[[int], None],
+) -> dict[int, Reply]:
+    """Have the new clients adapt their models; `where` says on which engine."""
+    terms, simulation = replace(source.terms, fine_tune=epochs, on_train=False), source.simulation
+    message = terms.method.broadcast(simulation.server)
+    sites = Sites.at(federated, terms, None)
+    replies: dict[int, Reply] = {}
+    kind = "in-process" if terms.debug else where.engine
+    with closing(make_transport(kind, sites, where.workers, terms.initial.device.type == "cpu")) as transport:
+        for reply in transport.ask([Adapt(simulation.finished, client, message) for client in clients]):
+            client = reply.clients[0]
+            if reply.error:
+                raise FedtailorError(
+                    f"New client {federated.names[client]} cannot be served: {reply.error}."
+                ) from reply.cause
+            replies[client] = reply
+            on_client(client)
+    return {client: replies[client] for client in clients}
+
+
 def _new_clients(source: Source, data: Data | None, settings: dict[str, Any]) -> tuple[FederatedData, list[int]]:
-    """The new clients' data and their numbers in it."""
-    run = source.run
+    """Find the new clients' data, and the clients' numbers in it."""
+    known = source.data
     for name in settings:
         if name not in NEW_DATA_SETTINGS:
             raise unknown("setting of new data", name, NEW_DATA_SETTINGS)
     if data is None:
         if settings:
             raise FedtailorError(f"{next(iter(settings))!r} says something of new data: name these with --data too.")
-        if not run.data.new:
+        if not known.new:
             raise FedtailorError("The run held out no new clients: give it data of new ones with --data.")
-        return run.data, sorted(run.data.new)
+        return known, sorted(known.new)
     before = source.result.experiment.model_dump()
     mine = {name: value for name, value in before.items() if name not in NEW_DATA_SETTINGS or name in KEPT}
     named = {"data": str(data)} if isinstance(data, (str, Path)) else {}
-    dealing = make_experiment({**mine, "new_clients": 0, **named, **settings})
-    dataset = _matching(_dataset(data, dealing), run.data, own=dealing.labels == "own")
-    if dataset.client is None and dealing.clients is None and dealing.partition is None:
-        dealing = dealing.model_copy(update={"clients": 1, "partition": "iid", "min_samples": 1})
-    dealt = deal_data(dealing, dataset).to(run.data.x.device)
-    if len(dealt.classes) > len(run.data.classes):
+    experiment = make_experiment({**mine, "new_clients": 0, **named, **settings})
+    dataset = _matching(_dataset(data, experiment), known, own=experiment.labels == "own")
+    if dataset.client is None and experiment.clients is None and experiment.partition is None:
+        experiment = experiment.model_copy(update={"clients": 1, "partition": "iid", "min_samples": 1})
+    federated = partition_data(experiment, dataset).to(known.x.device)
+    if len(federated.classes) > len(known.classes):
         raise FedtailorError(
-            f"A client of {dealt.name!r} has {len(dealt.classes)} classes, but none of the run's had more than "
-            f"{len(run.data.classes)}."
+            f"A client of {federated.name!r} has {len(federated.classes)} classes, but none of the run's had more than "
+            f"{len(known.classes)}."
         )
-    return replace(dealt, classes=run.data.classes), list(range(dealt.clients))
+    return replace(federated, classes=known.classes), list(range(federated.n_clients))
 
 
-def _dataset(data: Data, dealing: Experiment) -> Dataset:
+def _dataset(data: Data, experiment: Experiment) -> Dataset:
+    """Load data by name or path; objects are taken as they are."""
     if isinstance(data, (str, Path)):
         return load_data(
-            dealing.data,
-            dealing.data_dir,
-            label_column=dealing.label_column,
-            client_column=dealing.client_column,
-            image_size=dealing.image_size,
+            experiment.data,
+            experiment.data_dir,
+            label_column=experiment.label_column,
+            client_column=experiment.client_column,
+            image_size=experiment.image_size,
         )
     return data if isinstance(data, Dataset) else from_list(data)
 
 
 def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
-    """The data set with the run's class numbers; refuses another input shape, and classes that the run does not have.
+    """Number a data set's classes as in the run. Refuse another input shape, and classes that the run does not have.
     Where labels are each client's own, their names do not matter."""
     shape, wanted = ("×".join(map(str, x.shape[1:])) for x in (dataset.x, known.x))
     if shape != wanted:
@@ -162,28 +205,23 @@ def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
     return replace(dataset, y=number[dataset.y], classes=known.classes)
 
 
-def _outcome(source: Source, dealt: FederatedData, results: dict[int, Result], epochs: int) -> Adaptation:
-    """What was measured, by epoch, on average and of each client."""
-    train, test = dealt.samples.tolist(), (dealt.bounds[:, 3] - dealt.bounds[:, 2]).tolist()
-    average, both = source.run.experiment.evaluation.average, 2 * (epochs + 1)
-    means = [summary({c: results[c].measured[k] for c in results}, average, test, train) for k in range(both)]
+def _outcome(source: Source, federated: FederatedData, replies: dict[int, Reply], epochs: int) -> Adaptation:
+    """Collect the metrics by epoch, on average and of each client."""
+    average, both = source.result.experiment.evaluation.average, 2 * (epochs + 1)
+    means = [averages({c: reply.measured[k] for c, reply in replies.items()}, average) for k in range(both)]
     per_client = {}
-    for client, result in results.items():
-        metrics = [measured["test"] for measured in result.measured]
-        per_client[client] = {
-            "name": dealt.names[client],
-            "train_samples": train[client],
-            "test_samples": test[client],
-            "adapted": metrics[: epochs + 1],
-            "local": metrics[epochs + 1 :],
-        }
-    models = {client: source.run.bench.network.state_dict(result.reply["theta"]) for client, result in results.items()}
-    method = source.run.experiment.method
+    for client, reply in replies.items():
+        metrics, own = [measured["test"] for measured in reply.measured], federated.client(client)
+        per_client[client] = AdaptedClient(
+            own.name, len(own.train[1]), len(own.test[1]), metrics[: epochs + 1], metrics[epochs + 1 :]
+        )
+    models = {client: source.terms.network.state_dict(reply.upload["theta"]) for client, reply in replies.items()}
+    method = source.result.experiment.method
     return Adaptation(method, means[: epochs + 1], means[epochs + 1 :], per_client, models)
 
 
 class _Place:
-    """Where the models and curves go."""
+    """The directory for the models and curves."""
 
     def __init__(self, to: Path, names: dict[int, str], onnx: bool, overwrite: bool) -> None:
         self.to = to
@@ -191,24 +229,25 @@ class _Place:
         models = [file for stem in self.stems.values() for file in files_of(stem, onnx)]
         check_free([to / "adapt.json", to / "adapt.csv", *models], overwrite)
 
-    def write(self, source: Source, dealt: FederatedData, outcome: Adaptation, graph: OnnxNetwork | None) -> None:
+    def write(self, source: Source, federated: FederatedData, outcome: Adaptation, graph: OnnxNetwork | None) -> None:
+        """Write the models after the last epoch, and the curves."""
         epochs = len(outcome.adapted) - 1
         for client, stem in self.stems.items():
-            fared = outcome.per_client[client]
+            own = outcome.per_client[client]
             words = f"on the client's own test samples, after {epochs} epochs of fine-tuning"
-            figures = Figures(fared["adapted"][-1], fared["test_samples"], words)
-            about = source.describe(client, "adapted", figures, stem.name, dealt, fine_tuned=epochs)
+            quality = Quality(own.adapted[-1], own.n_test, words)
+            about = source.describe(client, "adapted", quality, stem.name, federated, fine_tuned=epochs)
             write_model(stem, outcome.models[client], about, graph)
         written = {
             "fedtailor": __version__,
             "method": outcome.method,
-            "experiment": experiment_hash(source.result.experiment, source.run.method),
-            "round": source.run.finished,
-            "data": dealt.name,
+            "experiment": source.experiment_hash,
+            "round": source.simulation.finished,
+            "data": federated.name,
             "epochs": epochs,
-            "adapted": outcome.adapted,
-            "local": outcome.local,
-            "clients": [{"client": client, **fared} for client, fared in outcome.per_client.items()],
+            "adapted": [of_epoch.plain() for of_epoch in outcome.adapted],
+            "local": [of_epoch.plain() for of_epoch in outcome.local],
+            "clients": [{"client": client, **own.plain()} for client, own in outcome.per_client.items()],
         }
-        write_atomically(self.to / "adapt.json", json.dumps(plain(written), indent=2, ensure_ascii=False) + "\n")
+        write_atomically(self.to / "adapt.json", json.dumps(written, indent=2, ensure_ascii=False) + "\n")
         write_atomically(self.to / "adapt.csv", outcome.csv())

@@ -1,4 +1,4 @@
-"""A model on its own: a state dict as safetensors, with all that one must know to use it.
+"""Model files: a state dict as safetensors, with a description of how to use it.
 
 The description is in the file's header, and beside it as JSON for people and other programs. Reading a file runs
 no code that the file names.
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
+from fedtailor.files import write_atomically
 from fedtailor.models import CATALOGUE, ModelLike, build_model
 from fedtailor.models.expression import build_expression
-from fedtailor.store import write_atomically
 
 HEADER = "fedtailor"  # the description's name in the header
 
 
 class Description(BaseModel):
-    """What a model file says of itself."""
+    """The description in a model file."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,33 +33,33 @@ class Description(BaseModel):
     method: str
     parameters: dict[str, object] = Field(description="the method's own")
     data: str
-    round: int = Field(description="after which the model was taken")
-    rounds: int = Field(description="that were asked for")
-    fine_tuned: int = Field(description="epochs on the client's own data that came on top")
-    experiment: str = Field(description="checksum (SHA-256) of all settings that decide about the numbers")
+    round: int = Field(description="the round after which the model was taken")
+    rounds: int = Field(description="the rounds of the experiment")
+    fine_tuned: int = Field(description="epochs of fine-tuning on the client's own data after that")
+    experiment: str = Field(description="checksum (SHA-256) of all settings that change the numbers")
     accuracy: float | None
     loss: float | None
     test_samples: int
-    measured: str = Field(description="what accuracy and loss are, in words")
+    measured: str = Field(description="how accuracy and loss were measured, in words")
     network: str = Field(description="its name in fedtailor")
     layers: str | None = Field(description="the network in plain PyTorch, if it is made of torch.nn's layers alone")
     load: list[str] = Field(description="three lines of Python that load the model")
     input_shape: tuple[int, ...] = Field(description="of one sample")
     dtype: Literal["float32", "float64"]
     pixels: Literal["unit", "signed"]
-    preprocessing: str = Field(description="what is done to samples before they are inputs, in words")
+    preprocessing: str = Field(description="how samples become inputs, in words")
     classes: tuple[str, ...] = Field(description="in the order of the outputs; none for a regression")
     outputs: int = Field(description="of the network")
     counted: int = Field(description="the first so many of the outputs count")
 
 
 def files_of(stem: Path, onnx: bool) -> list[Path]:
-    """The files that a model is written to."""
+    """List the files that a model is written to."""
     return [stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", *((".onnx",) if onnx else ()))]
 
 
 def check_free(files: list[Path], overwrite: bool) -> None:
-    """Refuse to write over what is there already, and into what is no directory."""
+    """Refuse to overwrite existing files, and to write below a file."""
     folder = files[0].parent
     if folder.exists() and not folder.is_dir():
         raise FedtailorError(f"{folder} is a file: choose a directory.")
@@ -70,7 +70,7 @@ def check_free(files: list[Path], overwrite: bool) -> None:
 def write_model(
     stem: Path, state: dict[str, Tensor], description: Description, onnx: OnnxNetwork | None = None
 ) -> list[Path]:
-    """Write a model's files; the first is the model itself."""
+    """Write a model's files and return their paths; the first is the model itself."""
     text = description.model_dump_json(indent=2) + "\n"
     state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     contents = [save(state, {HEADER: text}), text.encode(), *([onnx.bytes(state, text)] if onnx else [])]
@@ -82,7 +82,7 @@ def write_model(
 
 
 def read_model(path: str | Path) -> tuple[Description, dict[str, Tensor]]:
-    """The description and the state dict of a model file, given by its name or that of the JSON beside it."""
+    """Read the description and the state dict of a model file, given by its path or that of the JSON beside it."""
     path = Path(path)
     path = path.with_suffix(".safetensors") if path.suffix == ".json" else path
     if not path.is_file():
@@ -102,13 +102,16 @@ def read_model(path: str | Path) -> tuple[Description, dict[str, Tensor]]:
 
 
 def load_model(path: str | Path, model: ModelLike | None = None) -> nn.Module:
-    """The network of a model file, ready to predict. A network that is a class of your own is code, which no file can
-    bring along: pass it, or its name `module:Class`, as `model`."""
+    """Load the network of a model file, ready to predict.
+
+    A network that is a class of your own is code, which no file can bring along: pass it, or its name `module:Class`,
+    as `model`.
+    """
     return built(path, *read_model(path), model)
 
 
 def built(path: str | Path, about: Description, state: dict[str, Tensor], model: ModelLike | None = None) -> nn.Module:
-    """The network that a description tells of, with these values."""
+    """Build the network of a description, with these values."""
     known = about.network.partition(":")[0] in CATALOGUE
     try:
         if model is None and about.layers is not None:

@@ -1,4 +1,4 @@
-"""Networks as ONNX, for those who run models without PyTorch: with any batch size. Needs the extra `onnx`."""
+"""Networks as ONNX, for use without PyTorch, with any batch size. Needs the extra `onnx`."""
 
 import copy
 import importlib.util
@@ -27,7 +27,7 @@ class OnnxNetwork:
         self._graph: Any = None
 
     def bytes(self, state: Mapping[str, Tensor], description: str) -> bytes:
-        """The file of a model: this state dict, with the description among its properties."""
+        """Make the file of a model: this state dict, with the description among its properties."""
         from onnx import helper, numpy_helper
 
         if self._graph is None or not _names(state) <= {entry.name for entry in self._graph.graph.initializer}:
@@ -42,13 +42,13 @@ class OnnxNetwork:
 
 
 def _names(state: Mapping[str, Tensor]) -> set[str]:
-    """What a graph must hold to be a model's: all but BatchNorm's counters, which predict nothing."""
+    """List the tensors that a model's graph must have: all but BatchNorm's counters, which predict nothing."""
     return {name for name, tensor in state.items() if tensor.is_floating_point()}
 
 
 def _traced(module: nn.Module, shape: Shape) -> Any:
-    """The graph as ONNX has it. Not optimised, so that every parameter is found in it under its name; and without the
-    notes on where in this machine's files each node comes from."""
+    """Trace a network's ONNX graph. It is not optimised, so that every parameter is found in it under its name; and the
+    notes on where in this machine's files each node comes from are removed."""
     example = torch.zeros(2, *shape, dtype=next(module.parameters()).dtype)
     try:
         with _quiet():
@@ -72,7 +72,7 @@ def _traced(module: nn.Module, shape: Shape) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter speaks of its own insides, in warnings and in the log."""
+    """Silence the exporter, which reports its internals in warnings and in the log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Predictions of a model file: on arrays, on any data set, or on the samples of a run's clients."""
+"""Predictions with a model file: on arrays, on any data set, or on the samples of a run's clients."""
 
 import csv
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.api import isolated, load
 from fedtailor.data import Dataset
 from fedtailor.data.arrays import as_array, as_features
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
@@ -18,23 +17,26 @@ from fedtailor.data.federated import SPLITS, as_inputs
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.local.descent import EVALUATION_BATCH
+from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
-from fedtailor.simulation import deal_data
+from fedtailor.runs import load
+from fedtailor.simulation import partition_data
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-Samples = tuple[Tensor, list[str]]  # inputs, and what they are, where that is known
+Samples = tuple[Tensor, list[str]]  # inputs, and the names of their classes where these are known
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model makes of samples: its outputs, samples × classes, and the names of the classes in their order."""
+    """A model's outputs on samples, samples × classes, and the names of the classes in their order."""
 
     outputs: Tensor
     classes: tuple[str, ...] = ()  # none for a regression
-    labels: list[str] = field(default_factory=list)  # what the samples are, where that is known
+    labels: list[str] = field(default_factory=list)  # the samples' true classes, where these are known
 
     @property
     def probabilities(self) -> Tensor:
+        """The probability of each class, samples × classes."""
         return self.outputs.softmax(1)
 
     @property
@@ -50,7 +52,7 @@ class Predictions:
         return sum(one == other for one, other in zip(self.predicted, self.labels, strict=True)) / len(self.labels)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A sample at a time: what it is taken for, and how probable that is; the outputs of a regression."""
+        """Yield a row for each sample: the predicted class and its probability, or the outputs of a regression."""
         if not self.classes:
             for sample, outputs in enumerate(self.outputs.tolist()):
                 yield {"sample": sample} | {f"output {number}": value for number, value in enumerate(outputs)}
@@ -61,7 +63,7 @@ class Predictions:
             yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
 
     def csv(self) -> str:
-        """The rows as a table with a header."""
+        """Write the rows as CSV with a header."""
         text, rows = StringIO(), list(self.rows())
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -70,7 +72,7 @@ class Predictions:
 
 
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
-    """What a model file makes of samples: an array or tensor (samples, …) of features, or of uint8 pixels.
+    """Predict with a model file. `x` is an array or tensor (samples, …) of features, or of uint8 pixels.
 
     `model` is the network, for those that a file alone cannot bring along (see `load_model`).
     """
@@ -79,7 +81,7 @@ def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predict
 
 
 class Model:
-    """A model file at work."""
+    """A model file, loaded to predict with."""
 
     def __init__(self, path: str | Path, model: ModelLike | None = None) -> None:
         self.path = path
@@ -87,12 +89,12 @@ class Model:
         self.module = built(path, self.about, state, model)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Samples as they were in their source, made into what the network was trained on."""
+        """Make inputs of raw samples, as it was done in training."""
         return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
 
     @torch.no_grad()
     def predict(self, x: Tensor, labels: list[str] | None = None) -> Predictions:
-        """What the network makes of inputs."""
+        """Predict the classes (or numbers) of inputs."""
         if len(x) == 0:
             raise FedtailorError("There are no samples to predict: choose another client or part.")
         if tuple(x.shape[1:]) != self.about.input_shape:
@@ -110,7 +112,7 @@ class Model:
         return Predictions(outputs.reshape(len(x), -1)[:, : self.about.counted], self.about.classes, labels or [])
 
     def of_data(self, data: Dataset, client: str | None = None, part: str | None = None) -> Samples:
-        """A data set's samples: all, or those of one client or one part (train, validation, test) that it names."""
+        """Select a data set's samples: all, or those of one client or one part (train, validation, test)."""
         chosen = torch.ones(len(data), dtype=torch.bool)
         if client is not None:
             if data.client is None:
@@ -128,15 +130,15 @@ class Model:
     def of_run(
         self, path: Path, client: str | None = None, part: str | None = None, data_dir: str | None = None
     ) -> Samples:
-        """The samples of a run's clients as they were dealt: of all or one of them, of all their parts or one."""
+        """Select the samples of a run's clients: of all clients or one of them, all their samples or one part."""
         result = load(path)
         here = data_dir or result.experiment.data_dir
         changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
-        data = deal_data(result.experiment.model_copy(update=changes))
+        data = partition_data(result.experiment.model_copy(update=changes))
         first, last = SPLITS["all" if part is None else _known(part)]
         pieces, names = [], []
-        for number in range(data.clients) if client is None else [result.number_of(client)]:
-            start, end = (int(data.bounds[number, column]) for column in (first, last))
+        for number in range(data.n_clients) if client is None else [result.number_of(client)]:
+            start, end = data.places[number][first], data.places[number][last]
             pieces.append(data.x[start:end])
             classes = data.classes_of(number)
             names += [classes[label] for label in data.y[start:end].tolist()] if classes else []

@@ -1,11 +1,11 @@
-"""Gradients without a tape: the passes of a plain chain of layers, forward and backward, written out.
+"""Gradients without autograd: the forward and backward pass of a plain chain of layers, written out.
 
 Autograd records every operation, takes fresh memory for every gradient and adds it to what was there before. A chain of
 common layers needs none of that: here the operations that autograd would call are called in the same order, and write
 into the network's gradient. So the numbers are the same to the last bit, in less time; but for the biases of
 convolutions, whose gradient is summed in another order, and agrees up to rounding.
 
-A link of the chain is a function of the input that gives the layer's output and the way back: a function of the
+A link of the chain is a function of the input. It returns the layer's output and its backward pass: a function of the
 output's gradient that writes those of the layer's parameters and returns that of the input, if it is wanted.
 """
 
@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
-from fedtailor.local.network import Loss
+from fedtailor.local.network import Loss, Network
 
 Back = Callable[[Tensor, bool], Tensor]
 Link = Callable[[Tensor], tuple[Tensor, Back]]
 
 aten = torch.ops.aten
-# The operations of the way back, each in its one plain form: finding that out takes longer than some of them.
+# The operations of the backward pass, each as its one overload: looking that up takes longer than some of them.
 convolution_backward: Any = aten.convolution_backward.default
 max_pool2d: Any = aten.max_pool2d_with_indices.default
 max_pool2d_backward: Any = aten.max_pool2d_with_indices_backward.default
@@ -58,29 +59,29 @@ def convolution(layer: nn.Conv2d) -> Link:
     if isinstance(padding, str):
         sizes = zip(layer.kernel_size, layer.dilation, strict=True)
         padding = tuple((size - 1) * dilation // 2 if padding == "same" else 0 for size, dilation in sizes)
-    how = (layer.stride, padding, layer.dilation)
+    geometry = (layer.stride, padding, layer.dilation)
 
     def forward(x: Tensor) -> tuple[Tensor, Back]:
         def back(d: Tensor, wanted: bool) -> Tensor:
             of_which = (wanted, True, False)
-            dx, dw, _ = convolution_backward(d, x, weight, None, *how, False, (0, 0), layer.groups, of_which)
+            dx, dw, _ = convolution_backward(d, x, weight, None, *geometry, False, (0, 0), layer.groups, of_which)
             weight_gradient.copy_(dw)
             if bias_gradient is not None:  # a sum of its own is faster than to ask the convolution for it
                 torch.sum(d, (0, 2, 3), out=bias_gradient)
             return dx if wanted else d
 
-        return torch.conv2d(x, weight, bias, *how, layer.groups), back
+        return torch.conv2d(x, weight, bias, *geometry, layer.groups), back
 
     return forward
 
 
 def max_pool(layer: nn.MaxPool2d) -> Link:
     pair = nn.modules.utils._pair
-    how = (*map(pair, (layer.kernel_size, layer.stride, layer.padding, layer.dilation)), layer.ceil_mode)
+    geometry = (*map(pair, (layer.kernel_size, layer.stride, layer.padding, layer.dilation)), layer.ceil_mode)
 
     def forward(x: Tensor) -> tuple[Tensor, Back]:
-        y, places = max_pool2d(x, *how)
-        return y, lambda d, wanted: max_pool2d_backward(d, x, *how, places) if wanted else d
+        y, places = max_pool2d(x, *geometry)
+        return y, lambda d, wanted: max_pool2d_backward(d, x, *geometry, places) if wanted else d
 
     return forward
 
@@ -110,14 +111,17 @@ DIMENSIONS = {nn.Linear: 2, nn.Conv2d: 4, nn.MaxPool2d: 4}  # of the input, wher
 
 
 class Chain:
-    """The passes of a network, or of its head, that is a chain of common layers. Autograd is to be off meanwhile."""
+    """The forward and backward pass of a network, or of its head, if it is a chain of common layers.
+
+    Autograd must be off meanwhile.
+    """
 
     def __init__(self, layers: list[nn.Module]) -> None:
         self.links = [LINKS[type(layer)](layer) for layer in layers]
         self.first = next(place for place, layer in enumerate(layers) if [*layer.parameters()])  # with a gradient
 
     def begin(self, x: Tensor) -> Tensor:
-        """What comes before the first parameter, once for all samples."""
+        """Run the layers before the first parameter, once for all samples."""
         for link in self.links[: self.first]:
             x, _ = link(x)
         return x
@@ -134,14 +138,31 @@ class Chain:
         way_back[0](d, False)
 
 
+def chain_of(network: Network, function: nn.Module, x: Tensor) -> Chain | None:
+    """Return the chain of a network, or of its head, for samples like these; None if it has none.
+
+    It is found once and kept at the network. Hooks are looked for again only after one was registered anywhere.
+    """
+    key = (function is network.module, x.dim(), x.device.type)
+    if key not in network.chains:
+        network.chains[key] = find_chain(function, x)
+    chain: Chain | None = network.chains[key]
+    if chain is not None and RemovableHandle.next_id != network.hooks_seen:
+        if has_hooks(network.module):
+            return None
+        network.hooks_seen = RemovableHandle.next_id
+    return chain
+
+
 def find_chain(module: nn.Module, x: Tensor) -> Chain | None:
-    """The chain that this module is for samples like these; None if it is anything else, or if somebody listens to
-    its passes by hooks."""
+    """Make the chain of this module; None if it has unsupported layers or shared parameters.
+
+    The caller must look for hooks.
+    """
     layers = list(_leaves(module))
     parameters = list(module.parameters())
     own = sum(len(list(layer.parameters())) for layer in layers)  # more than these if layers share some
-    everything = [*module.modules(), *parameters]
-    if x.device.type != "cpu" or not parameters or own != len(parameters) or any(map(_watched, everything)):
+    if x.device.type != "cpu" or not parameters or own != len(parameters):
         return None
     dimensions = x.dim()
     for layer in layers:
@@ -151,8 +172,17 @@ def find_chain(module: nn.Module, x: Tensor) -> Chain | None:
     return Chain(layers) if all(p.requires_grad and p.grad is not None for p in parameters) else None
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Find out whether the module, its layers or its parameters have hooks of any kind."""
+    everything: list[Any] = [*module.modules(), *module.parameters()]
+    return any(
+        any(vars(thing).get(name) for name in HOOKS) or bool(getattr(thing, "_backward_hooks", None))
+        for thing in everything
+    )
+
+
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a Sequential, and of those in it."""
+    """Yield the layers of a Sequential, and of those in it."""
     if type(module) is nn.Sequential:
         for child in module:
             yield from _leaves(child)
@@ -161,7 +191,7 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _common(layer: nn.Module) -> bool:
-    """Whether a layer of a known kind is used as its link does it."""
+    """Find out whether the link of a layer's kind supports its settings."""
     match layer:
         case nn.Conv2d():
             even = any((k - 1) * d % 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
@@ -173,13 +203,8 @@ def _common(layer: nn.Module) -> bool:
     return True
 
 
-def _watched(thing: Any) -> bool:
-    """Whether a module or a parameter has hooks of any kind."""
-    return any(vars(thing).get(name) for name in HOOKS) or bool(getattr(thing, "_backward_hooks", None))
-
-
 def _gradient_of_loss(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """The gradient of the loss by the outputs: that of cross-entropy written out, any other one by autograd."""
+    """Compute the gradient of the loss by the outputs: of cross-entropy written out, of any other one by autograd."""
     if loss is functional.cross_entropy and outputs.dim() == 2 and y.dim() == 1:
         logarithms = torch.log_softmax(outputs, 1)
         value, total = nll_loss(logarithms, y, None, MEAN, IGNORED)

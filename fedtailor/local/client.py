@@ -1,12 +1,12 @@
 """The client's side: all that a method may touch there.
 
-Its private state, its data, the network and its random streams, with the local-training helpers that make most
-methods a few lines.
+These are its private state, its data, the network and its random streams, and the helpers for local training that make
+most methods a few lines.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, Unpack
+from typing import Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from fedtailor.local.descent import (
     Batch,
     Correction,
-    Descent,
     Objective,
     batch_gradient,
     batches,
@@ -26,17 +25,18 @@ from fedtailor.local.descent import (
     step_count,
     take,
 )
+from fedtailor.local.layout import Layout
 from fedtailor.local.metrics import outputs
 from fedtailor.local.network import Loss, Network
+from fedtailor.local.optimizer import OptimizerSettings, sgd_step
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
+from fedtailor.messages import State
 
-Message = Mapping[str, Tensor]
-State = dict[str, Tensor]
-Samples = tuple[Tensor, Tensor]
+Data = tuple[Tensor, Tensor]  # inputs and targets
 
 
 class Settings(TypedDict, total=False):
-    """What a method may ask of one descent that differs from the experiment's own settings (see `Descent`)."""
+    """Settings of one descent that differ from the experiment's own (see `OptimizerSettings`)."""
 
     lr: float
     momentum: float
@@ -51,62 +51,65 @@ class Settings(TypedDict, total=False):
 class Client:
     """One client at work in one round.
 
-    `state` is private, persists from visit to visit and holds named tensors only. `initial` is the network's first
-    vector, which every client can make from the experiment's seed without a message. `participation` is the share of
-    the clients that take part in a round on average, r/I.
+    `state` is private, persists from round to round and holds named tensors only. `initial` is the network's initial
+    vector, which every client can make from the experiment's seed without a message. `optimizer` has the experiment's
+    settings of the local descent. `participation` is the share of the clients that take part in a round on average,
+    r/I.
     """
 
     id: int
     round: int
     seed: int
     state: State
-    train: Samples
-    validation: Samples
+    train_data: Data
+    validation_data: Data
     network: Network
     initial: Tensor
     loss_function: Loss
-    how: Descent
+    optimizer: OptimizerSettings
     keep_momentum: bool = False
     participation: float = 1.0
-    _velocities: State = field(default_factory=dict)
+    _velocities: State = field(default_factory=dict, init=False)  # each copy of a client has its own
 
     @property
-    def samples(self) -> int:
+    def n_samples(self) -> int:
         """The number of training samples, n_i."""
-        return len(self.train[1])
+        return len(self.train_data[1])
 
     @property
-    def steps(self) -> int:
+    def n_steps(self) -> int:
         """The number of steps in one descent with the experiment's settings."""
-        return step_count(self.samples, self.how)
+        return step_count(self.n_samples, self.optimizer)
 
-    def path(self, warm: bool = False) -> float:
-        """How far one descent leads along a constant gradient of length 1, so that x − y over it is the mean gradient
-        along the path: η K and, with momentum m, η (K − Σ m^k) / (1 − m), as a velocity has yet to build up unless
-        the client is `warm`, with the one of its last visit."""
-        m, steps = self.how.momentum, self.steps
-        lost = 0.0 if warm else m * (1 - m**steps) / (1 - m)
-        return self.how.lr * (steps - lost) / (1 - m)
+    @property
+    def layout(self) -> Layout:
+        return self.network.layout
 
     @property
     def body(self) -> slice:
-        return self.network.body
+        return self.layout.body
 
     @property
     def head(self) -> slice:
-        return self.network.head
+        return self.layout.head
 
-    @property
-    def layers(self) -> dict[str, slice]:
-        return self.network.layers
+    def fresh(self) -> Self:
+        """Copy the client without its state and round: what the copy computes is the same in all rounds."""
+        return replace(self, round=0, state={})
 
-    @property
-    def norms(self) -> list[slice]:
-        """The slices of normalisation layers."""
-        return self.network.norms
+    def path_length(self, warm: bool = False) -> float:
+        """Compute the length of one descent along a constant gradient of length 1.
+
+        After a descent from x to y, (x − y) / length is the mean gradient along the path. The length is η K and, with
+        momentum m, η (K − Σ m^k) / (1 − m), as a velocity has yet to build up; unless the client is `warm`: it then
+        begins with the velocity of its last round.
+        """
+        m, steps = self.optimizer.momentum, self.n_steps
+        lost = 0.0 if warm else m * (1 - m**steps) / (1 - m)
+        return self.optimizer.lr * (steps - lost) / (1 - m)
 
     def stream(self, purpose: str, every_round: bool = True) -> torch.Generator:
-        """This client's random stream for a purpose: another one every round, or one for good."""
+        """Return the client's random stream for a purpose: another one every round, or always the same."""
         return torch_stream(self.seed, purpose, self.round if every_round else 0, self.id)
 
     def descend(
@@ -122,7 +125,7 @@ class Client:
         purpose: str = "batches",
         **settings: Unpack[Settings],
     ) -> Tensor:
-        """Local descent from `theta` on the training samples with the experiment's settings, or those given here.
+        """Descend from `theta` on the training samples, with the experiment's settings or those given here.
 
         `correction` is added to every gradient (a vector, or a function of the present one), `scale` multiplies it,
         `part` trains a slice alone, `each_step` is called with the present vector after each step. `objective` is a
@@ -130,19 +133,19 @@ class Client:
 
         Two descents of one round see the same batches in the same order unless their `purpose` differs: so two models
         are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client apart where
-        momentum is kept from visit to visit.
+        momentum is kept from round to round.
         """
-        how = replace(self.how, **settings)
+        chosen = replace(self.optimizer, **settings)
         velocity = None
-        if self.keep_momentum and how.momentum:
+        if self.keep_momentum and chosen.momentum:
             velocity = self.state.setdefault(f"momentum/{name}", torch.zeros_like(theta))
             velocity = velocity[part] if part else velocity
         return descend(
             self.network,
             theta,
-            *self.train,
+            *self.train_data,
             self.loss_function,
-            how,
+            chosen,
             self._begin(purpose),
             correction=correction,
             scale=scale,
@@ -153,28 +156,28 @@ class Client:
         )
 
     def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
-        """The batches of a descent, for a method that takes the steps itself: with `gradient(theta, batch)` and
-        `step(theta, gradient)` they come to the same as `descend`."""
-        x, y = self.train
+        """Yield the batches of a descent, for a method that takes the steps itself.
+
+        With `gradient(theta, batch)` and `step(theta, gradient)` they come to the same as `descend`.
+        """
+        x, y = self.train_data
         stream = self._begin(purpose)
-        for chosen in batches(len(x), replace(self.how, **settings), stream, x.device):
+        for chosen in batches(len(x), replace(self.optimizer, **settings), stream, x.device):
             yield Batch(self.network, self.loss_function, take(x, chosen), take(y, chosen), chosen)
 
     def step(self, theta: Tensor, gradient: Tensor, *, lr: float | None = None, name: str = "theta") -> Tensor:
-        """One step along a gradient, with the experiment's rate (or `lr`), momentum and weight decay.
+        """Take one step along a gradient, with the experiment's rate (or `lr`), momentum and weight decay.
 
-        What BatchNorm saw in the last pass comes along. `name` tells the models of one client apart."""
-        how, key = self.how, f"momentum/{name}"
-        if how.weight_decay:
-            gradient = gradient.add(theta, alpha=how.weight_decay)
-        if how.momentum:
-            velocities = self.state if self.keep_momentum else self._velocities
-            before = velocities.get(key)
-            gradient = velocities[key] = gradient if before is None else before.mul(how.momentum).add_(gradient)
-        theta = theta.add(gradient, alpha=-(how.lr if lr is None else lr))
-        for place in self.network.statistics:
-            theta[place] = self.network.vector[place]
-        return theta
+        BatchNorm's buffers are those of the last pass. `name` tells the models of one client apart.
+        """
+        chosen = self.optimizer if lr is None else replace(self.optimizer, lr=lr)
+        velocities, key = self.state if self.keep_momentum else self._velocities, f"momentum/{name}"
+        theta, before = theta.clone(), velocities.get(key)
+        gradient = gradient.clone() if chosen.weight_decay else gradient  # only then is it overwritten
+        velocity = sgd_step(theta, gradient, None if before is None else before.clone(), chosen)
+        if velocity is not None:
+            velocities[key] = velocity
+        return self.layout.copy_buffers(theta, self.network.vector)
 
     def _begin(self, purpose: str) -> torch.Generator:
         """Begin this round's stream for a purpose, and the one of the network's own draws."""
@@ -182,28 +185,30 @@ class Client:
         return self.stream(purpose)
 
     def gradient(self, theta: Tensor, batch: Batch | None = None, objective: Objective = plain_loss) -> Tensor:
-        """The gradient of the mean training loss at `theta`: ∇f_i(θ), one pass over all training samples; or that of
-        one batch, where another objective may stand for the loss."""
+        """Compute the gradient ∇f_i(θ) of the mean training loss, in one pass over all training samples.
+
+        With a `batch`, it is the gradient on that batch alone, and an `objective` may stand for the loss.
+        """
         if batch is None:
             return self.loss_and_gradient(theta)[1]
         return batch_gradient(theta, replace(batch), objective)
 
     def hessian_product(self, theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
-        """∇²f(θ) · direction on a batch, exactly."""
+        """Compute ∇²f(θ) · direction on a batch, exactly."""
         return hessian_product(theta, direction, replace(batch))
 
     def loss_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """f_i(θ) and ∇f_i(θ) in one pass over all training samples."""
-        return mean_gradient(self.network, theta, *self.train, self.loss_function)
+        """Compute f_i(θ) and ∇f_i(θ) in one pass over all training samples."""
+        return mean_gradient(self.network, theta, *self.train_data, self.loss_function)
 
     @torch.no_grad()
-    def loss(self, theta: Tensor, samples: Samples | None = None) -> Tensor:
-        """The mean loss at `theta` over the training samples, or over those given: f_i(θ)."""
-        x, y = samples or self.train
+    def loss(self, theta: Tensor, data: Data | None = None) -> Tensor:
+        """Compute the mean loss at `theta` over the training samples, f_i(θ), or over those given."""
+        x, y = data or self.train_data
         return self.loss_function(outputs(self.network, theta, x), y)
 
     def features(self, theta: Tensor) -> Tensor | None:
-        """What the body of `theta` makes of the training samples; None if the network has no cut before its head."""
+        """Compute the features of the training samples at `theta`; None if the network has no cut before its head."""
         self.network.vector.copy_(theta)
         self.network.module.eval()
-        return frozen_features(self.network, self.train[0])
+        return frozen_features(self.network, self.train_data[0])

@@ -1,7 +1,4 @@
-"""Local descent: the loop over batches that every method shares, on flat vectors.
-
-One step is θ ← θ − lr · v with v ← momentum · v + (∇f(θ) + correction + weight_decay · θ), as in `torch.optim.SGD`.
-"""
+"""Local descent: the loop over batches that every method shares, on flat vectors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,71 +8,61 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
-from fedtailor.local.chain import find_chain
+from fedtailor.local.chain import chain_of
 from fedtailor.local.network import Loss, Network
+from fedtailor.local.optimizer import OptimizerSettings, sgd_step
 
 Correction = Tensor | Callable[[Tensor], Tensor]
 
 EVALUATION_BATCH = 128  # samples a pass that needs no batches of its own; fixed, as it decides about last bits
 
 
-@dataclass(frozen=True)
-class Descent:
-    """How a client descends: what `torch.optim.SGD` and a loader would be told."""
-
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    epochs: int = 1
-    steps: int | None = None  # in place of epochs: exactly so many batches
-    batch: int | None = 32  # None: the whole training set is one batch
-    drop_last: bool = False  # leave out an epoch's incomplete batch, unless it is the only one
+def step_count(n_samples: int, settings: OptimizerSettings) -> int:
+    """Count the steps of one descent."""
+    return settings.steps if settings.steps is not None else settings.epochs * _batches_in_epoch(n_samples, settings)
 
 
-def step_count(samples: int, how: Descent) -> int:
-    """The number of steps of one descent."""
-    return how.steps if how.steps is not None else how.epochs * _batches_in_epoch(samples, how)
+def _batches_in_epoch(n_samples: int, settings: OptimizerSettings) -> int:
+    size = settings.batch or n_samples
+    return max(1, n_samples // size) if settings.drop_last else -(-n_samples // size)
 
 
-def _batches_in_epoch(samples: int, how: Descent) -> int:
-    size = how.batch or samples
-    return max(1, samples // size) if how.drop_last else -(-samples // size)
-
-
-def batches(samples: int, how: Descent, stream: torch.Generator, device: torch.device) -> Iterator[Tensor | None]:
-    """The samples of each step, shuffled anew every epoch; None stands for all of them."""
-    size, count = how.batch or samples, _batches_in_epoch(samples, how)
-    for step in range(step_count(samples, how)):
-        if size >= samples:
+def batches(
+    n_samples: int, settings: OptimizerSettings, stream: torch.Generator, device: torch.device
+) -> Iterator[Tensor | None]:
+    """Yield the indices of each step's samples, shuffled anew every epoch; None stands for all of them."""
+    size, count = settings.batch or n_samples, _batches_in_epoch(n_samples, settings)
+    for step in range(step_count(n_samples, settings)):
+        if size >= n_samples:
             yield None
             continue
         if step % count == 0:
-            pieces = torch.randperm(samples, generator=stream, device="cpu").to(device).split(size)
+            pieces = torch.randperm(n_samples, generator=stream, device="cpu").to(device).split(size)
         yield pieces[step % count]
 
 
-def take(x: Tensor, samples: Tensor | None) -> Tensor:
-    """The chosen samples. Images keep their channels last, which is also the order that copies fastest."""
-    if samples is None:
+def take(x: Tensor, indices: Tensor | None) -> Tensor:
+    """Select samples. Images keep their channels last, which is also the order that copies fastest."""
+    if indices is None:
         return x
     if x.dim() == 4:
-        return x.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
-    return x.index_select(0, samples)
+        return x.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+    return x.index_select(0, indices)
 
 
 @dataclass
 class Batch:
-    """Samples on their way through the network: what an objective of a method's own is made from."""
+    """One batch of samples in its pass through the network. A method's own objective is a function of it."""
 
     network: Network
     loss_function: Loss
     x: Tensor
     y: Tensor
-    samples: Tensor | None = None  # their numbers in the client's training set; None: all of them
+    indices: Tensor | None = None  # of the samples in the client's training set; None: all of them
 
     @cached_property
     def features(self) -> Tensor:
-        """What the body makes of the samples."""
+        """The outputs of the body."""
         found = self.network.features(self.x)
         if found is None:
             raise FedtailorError("This method needs a network that can be cut between its body and its head.")
@@ -104,7 +91,7 @@ def descend(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    how: Descent,
+    settings: OptimizerSettings,
     stream: torch.Generator,
     *,
     correction: Correction | None = None,
@@ -122,7 +109,7 @@ def descend(
     begin with, updated in place. `each_step` is called after every step with the present vector. `objective` stands
     for the plain loss of a batch.
     """
-    part = part or slice(0, network.size)
+    part = part or slice(0, network.layout.size)
     network.vector.copy_(theta)
     function = network.module
     if objective is None:
@@ -130,11 +117,11 @@ def descend(
     else:
         network.module.train()
     vector, gradient = network.vector[part], network.gradient[part]
-    still = [s for s in network.statistics if s.start < (part.stop or 0) and s.stop > part.start]
-    chain = find_chain(function, x) if objective is None else None
+    inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
+    chain = chain_of(network, function, x) if objective is None else None
     with torch.no_grad():
         x = chain.begin(x) if chain is not None else x
-        for chosen in batches(len(x), how, stream, x.device):
+        for chosen in batches(len(x), settings, stream, x.device):
             xs, ys = take(x, chosen), take(y, chosen)
             if chain is not None:
                 chain.differentiate(xs, ys, loss)
@@ -145,24 +132,16 @@ def descend(
                 value.backward()
             if correction is not None:
                 gradient.add_(correction(vector) if callable(correction) else correction)
-            if how.weight_decay:
-                gradient.add_(vector, alpha=how.weight_decay)
-            if scale is not None:
-                gradient.mul_(scale)
-            for statistic in still:
-                network.gradient[statistic].zero_()
-            if how.momentum:
-                velocity = gradient.clone() if velocity is None else velocity.mul_(how.momentum).add_(gradient)
-            vector.add_(gradient if velocity is None else velocity, alpha=-how.lr)
+            velocity = sgd_step(vector, gradient, velocity, settings, scale, inside)
             if each_step is not None:
                 each_step(vector)
     return network.vector.clone()
 
 
 def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_loss) -> Tensor:
-    """The gradient of a batch's loss, or of another objective, at `theta`."""
+    """Compute the gradient of a batch's loss, or of another objective, at `theta`."""
     network = _at(theta, batch)
-    chain = find_chain(network.module, batch.x) if objective is plain_loss else None
+    chain = chain_of(network, network.module, batch.x) if objective is plain_loss else None
     if chain is not None:
         with torch.no_grad():
             chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
@@ -172,7 +151,7 @@ def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_los
 
 
 def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
-    """∇²f(θ) times a direction, exactly: the gradient of ⟨∇f(θ), direction⟩."""
+    """Compute ∇²f(θ) times a direction, exactly: the gradient of ⟨∇f(θ), direction⟩."""
     network = _at(theta, batch)
     parameters = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
     network.gradient.copy_(direction)
@@ -186,7 +165,7 @@ def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
 
 
 def _at(theta: Tensor, batch: Batch) -> Network:
-    """The batch's network at `theta`, about to be trained."""
+    """Set the batch's network to `theta`, in training mode and with a gradient of zero."""
     network = batch.network
     network.module.train()
     network.vector.copy_(theta)
@@ -195,9 +174,12 @@ def _at(theta: Tensor, batch: Batch) -> Network:
 
 
 def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Module, Tensor]:
-    """What is run in each step and on what: the network on the samples or, if only the head is trained, the head on
-    the features of a frozen body. A frozen body computes as it does when it predicts."""
-    head_only = part == network.head and network.head != slice(0, network.size)
+    """Choose the module that each step runs, and its inputs.
+
+    It is the network on the samples or, if only the head is trained, the head on the features of a frozen body. A
+    frozen body is in evaluation mode.
+    """
+    head_only = part == network.layout.head and part != slice(0, network.layout.size)
     network.module.train(not head_only)
     if not head_only:
         return network.module, x
@@ -210,14 +192,14 @@ def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Modu
 
 @torch.no_grad()
 def frozen_features(network: Network, x: Tensor) -> Tensor | None:
-    """The body's features of all samples, or None if the network has no cut between body and head."""
+    """Compute the features of all samples; None if the network has no cut between body and head."""
     pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
     found = [piece for piece in pieces if piece is not None]
     return torch.cat(found) if len(found) == len(pieces) else None
 
 
 def mean_gradient(network: Network, theta: Tensor, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """The loss at `theta` as a mean over all samples, and its gradient: one pass over the data."""
+    """Compute the mean loss at `theta` over all samples, and its gradient, in one pass over the data."""
     network.vector.copy_(theta)
     network.module.eval()
     network.gradient.zero_()

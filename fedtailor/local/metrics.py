@@ -1,4 +1,4 @@
-"""What is measured of a model on a client's samples: loss, accuracy, balanced accuracy and AUC."""
+"""The metrics of a model on a client's samples: loss, accuracy, balanced accuracy and AUC."""
 
 import numpy as np
 import torch
@@ -6,13 +6,12 @@ from torch import Tensor
 
 from fedtailor.local.descent import EVALUATION_BATCH
 from fedtailor.local.network import Loss, Network
-
-Metrics = dict[str, float | None]
+from fedtailor.messages import Metrics
 
 
 @torch.no_grad()
 def outputs(network: Network, theta: Tensor, x: Tensor) -> Tensor:
-    """The network's outputs on all samples, as it predicts (dropout off, BatchNorm by its statistics)."""
+    """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
     network.vector.copy_(theta)
     network.module.eval()
     return torch.cat([network(piece) for piece in x.split(EVALUATION_BATCH)]) if len(x) else x.new_empty(0, 1)
@@ -20,27 +19,29 @@ def outputs(network: Network, theta: Tensor, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure(scores: Tensor, y: Tensor, loss: Loss) -> Metrics:
-    """The metrics of these outputs; without samples, or where one is not defined, it is None. A target that is no
-    class number (regression) has a loss alone."""
-    metrics: Metrics = {"loss": None, "accuracy": None, "balanced_accuracy": None, "auc": None}
+    """Compute the metrics of these outputs.
+
+    One that is not defined is None: all of them without samples, all but the loss for a regression.
+    """
+    metrics = Metrics(n_samples=len(y))
     if len(y) == 0:
         return metrics
-    metrics["loss"] = float(loss(scores, y))
+    metrics.loss = float(loss(scores, y))
     if y.is_floating_point() or scores.dim() != 2:
         return metrics
     labels, hits = y.cpu().numpy(), (scores.argmax(1) == y).cpu().numpy()
     present = np.bincount(labels)
     classes = np.flatnonzero(present)
-    metrics["accuracy"] = float(hits.mean())
-    metrics["balanced_accuracy"] = float(
+    metrics.accuracy = float(hits.mean())
+    metrics.balanced_accuracy = float(
         np.mean(np.bincount(labels[hits], minlength=len(present))[classes] / present[classes])
     )
-    metrics["auc"] = area_under_curve(scores.double().softmax(1), y)
+    metrics.auc = area_under_curve(scores.double().softmax(1), y)
     return metrics
 
 
 def area_under_curve(probabilities: Tensor, y: Tensor) -> float | None:
-    """One class against the rest, averaged over the classes that are present; None with fewer than two.
+    """Compute the AUC of each class against the rest, averaged over the classes that are present; None below two.
 
     It is the share of (positive, negative) pairs that are in order, ties counting half.
     """

@@ -1,18 +1,19 @@
 """A network as a vector: the parameters of any `nn.Module` are views into one flat tensor, its gradients into another.
 
 The vector holds everything that training changes: parameters and, beside the parameters of their layer, the floating
-buffers (BatchNorm statistics). Layers follow each other in the order in which they are registered, those of the head
-last, so that the body, the head and every layer are slices.
+buffers (BatchNorm's running mean and variance). Layers follow each other in the order in which they are registered,
+those of the head last, so that the body, the head and every layer are slices.
 """
 
 from collections.abc import Callable
 from itertools import takewhile
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
+from fedtailor.local.layout import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of a network's outputs and the targets
 
@@ -23,8 +24,7 @@ class Network:
     """The vector view of a module.
 
     `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
-    other. `body`, `head` and `layers` are slices of them; `statistics` are the slices that hold buffers, which
-    no gradient step may touch, `norms` those of normalisation layers.
+    other. `layout` has their slices.
     """
 
     def __init__(
@@ -48,21 +48,28 @@ class Network:
         sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
         self.vector = torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop())
         self.gradient = torch.zeros_like(self.vector)
-        self.layers: dict[str, slice] = {}
-        self.statistics: list[slice] = []
+        self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
+        self.hooks_seen = -1
+        places: dict[str, slice] = {}
+        self._buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
         self._placed: set[tuple[int, str]] = set()
         start = 0
         for name in order:
-            self.layers[name] = slice(start, start + sizes[name])
+            places[name] = slice(start, start + sizes[name])
             for owner, attribute, tensor in layers[name]:
                 self._place(name, owner, attribute, tensor, slice(start, start + tensor.numel()))
                 start += tensor.numel()
-        self.norms = [
-            place for name, place in self.layers.items() if isinstance(self.module.get_submodule(name), NORMALISATION)
-        ]
         head_size = sum(sizes[name] for name in self.head_names)
-        self.body, self.head = slice(0, start - head_size), slice(start - head_size, start)
+        norm_layers = [p for n, p in places.items() if isinstance(self.module.get_submodule(n), NORMALISATION)]
+        self.layout = Layout(
+            size=start,
+            body=slice(0, start - head_size),
+            head=slice(start - head_size, start),
+            layers=places,
+            norm_layers=tuple(norm_layers),
+            buffers=tuple(self._buffers),
+        )
         self._constants = [
             (owner, key, buffer.clone())
             for owner in self.module.modules()
@@ -80,23 +87,18 @@ class Network:
         else:
             if not tensor.is_floating_point():
                 self._integer_buffers[f"{layer}.{attribute}" if layer else attribute] = tensor.dtype
-            # `.data` has a version counter of its own: autograd must not take one layer's statistics for another's.
+            # `.data` has a version counter of its own: autograd must not take one layer's buffers for another's.
             owner._buffers[attribute] = view.data
             self._placed.add((id(owner), attribute))
-            self.statistics.append(where)
+            self._buffers.append(where)
 
     @property
-    def size(self) -> int:
-        """The length of the vector, d."""
-        return int(self.vector.numel())
-
-    @property
-    def parameters(self) -> int:
-        """The number of trainable parameters: the vector without the statistics."""
-        return self.size - sum(len(self.vector[place]) for place in self.statistics)
+    def n_parameters(self) -> int:
+        """The number of trainable parameters: the length of the vector without the buffers."""
+        return self.layout.size - sum(len(self.vector[place]) for place in self.layout.buffers)
 
     def state_dict(self, theta: Tensor | None = None) -> dict[str, Tensor]:
-        """The module's own state dict with the values of `theta`: what plain PyTorch loads."""
+        """Return the module's own state dict with the values of `theta`, as plain PyTorch loads it."""
         if theta is not None:
             self.vector.copy_(theta)
         return {
@@ -105,15 +107,15 @@ class Network:
         }
 
     def reset_constants(self) -> None:
-        """Give the buffers outside the vector their first values again, whatever a pass has made of them."""
+        """Give the buffers outside the vector their initial values again, after a pass that may have changed them."""
         for owner, key, first in self._constants:
             if (present := owner._buffers[key]) is not None and present.shape == first.shape:
                 present.copy_(first)
             else:
                 owner._buffers[key] = first.clone()
 
-    def another(self, seed: int) -> Tensor:
-        """The vector that this network begins with under another seed: every layer that can is initialised anew."""
+    def initialised(self, seed: int) -> Tensor:
+        """Return the network's initial vector under another seed: every layer that can is initialised anew."""
         before = self.vector.clone()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -130,7 +132,7 @@ class Network:
     # --- the frozen body: features once, then only the head ---
 
     def features(self, x: Tensor) -> Tensor | None:
-        """What the body hands to the head, or None if this network cannot be cut there.
+        """Compute the features, the outputs of the body; None if this network cannot be cut there.
 
         A Sequential is cut before the first layer of its head; any other network where its head is one submodule
         and the last thing it applies (which is checked with these samples).
@@ -149,34 +151,36 @@ class Network:
         return caught[0] if len(caught) == 1 and torch.equal(head(caught[0]), output) else None
 
     def head_module(self) -> nn.Module | None:
-        """The head alone, as a function of the features; None if no submodule is the head and nothing else."""
+        """Return the head as a module that takes the features; None if no submodule is the head and nothing else."""
         if (cut := self._cut()) is not None:
             return cast(nn.Sequential, self.module)[cut:]
         pieces = zip(*(name.split(".") for name in self.head_names), strict=False)
         shared = [piece[0] for piece in takewhile(lambda piece: len(set(piece)) == 1, pieces)]
-        within = [name for name in self.layers if name.split(".")[: len(shared)] == shared]
+        within = [name for name in self.layout.layers if name.split(".")[: len(shared)] == shared]
         return self.module.get_submodule(".".join(shared)) if shared and set(within) == set(self.head_names) else None
 
     def _cut(self) -> int | None:
-        """Where a Sequential is cut: the index of the first child with a layer of the head."""
+        """Find the cut of a Sequential: the index of its first child with a layer of the head."""
         if not isinstance(self.module, nn.Sequential) or not self.head_names:
             return None
         children = [name for name, _ in self.module.named_children()]
         cut = min(children.index(name.split(".")[0]) for name in self.head_names)
-        body = [name for name in self.layers if name not in self.head_names]
+        body = [name for name in self.layout.layers if name not in self.head_names]
         return cut if all(children.index(name.split(".")[0]) < cut for name in body) else None
 
 
 def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """A copy of this type; a counter that was averaged is rounded."""
+    """Copy a tensor with this type; a counter that was averaged is rounded."""
     return (tensor.round() if tensor.is_floating_point() and not dtype.is_floating_point else tensor).to(
         dtype, copy=True
     )
 
 
 def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]:
-    """The tensors of each layer (a submodule with parameters or buffers of its own): trainable parameters, then
-    buffers. Shared tensors count once; frozen parameters and constants (indices, masks) stay where they are."""
+    """List the tensors of each layer (a submodule with parameters or buffers of its own): parameters, then buffers.
+
+    Shared tensors count once. Frozen parameters and constants (indices, masks) are left out.
+    """
     layers: dict[str, list[tuple[nn.Module, str, Tensor]]] = {}
     seen: set[int] = set()
     for name, owner in module.named_modules():
@@ -196,7 +200,7 @@ def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]
 
 
 def _head_names(names: list[str], head: int | str) -> list[str]:
-    """The layers of the head: the last `head` layers, or those of the named submodules (comma-separated)."""
+    """List the layers of the head: the last `head` layers, or those of the named submodules (comma-separated)."""
     if isinstance(head, int):
         if not 0 <= head <= len(names):
             raise FedtailorError(f"The head cannot have {head} layers: the network has {len(names)}.")
@@ -209,8 +213,11 @@ def _head_names(names: list[str], head: int | str) -> list[str]:
 
 
 def _view(flat: Tensor, shape: torch.Size) -> Tensor:
-    """A piece of the vector in a tensor's shape. The weights of a convolution lie in (out, height, width, in) order,
-    which PyTorch calls channels_last and computes faster on a CPU."""
+    """View a piece of the vector in a tensor's shape.
+
+    Weights of a convolution are in (out, height, width, in) order, which PyTorch calls channels_last and computes
+    faster on a CPU.
+    """
     if len(shape) == 4:
         out, channels, height, width = shape
         return flat.view(out, height, width, channels).permute(0, 3, 1, 2)

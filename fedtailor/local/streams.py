@@ -22,29 +22,32 @@ def _sequence(seed: int, key: tuple[str | int, ...]) -> "np.random.SeedSequence"
 
 
 def numpy_stream(seed: int, *key: str | int) -> "np.random.Generator":
-    """The stream of this seed and key, as a NumPy generator."""
+    """Make the stream of this seed and key, as a NumPy generator."""
     import numpy as np
 
     return np.random.Generator(np.random.PCG64(_sequence(seed, key)))
 
 
 def torch_seed(seed: int, *key: str | int) -> int:
-    """The stream of this seed and key, as a seed for PyTorch."""
+    """Make the stream of this seed and key, as a seed for PyTorch."""
     import numpy as np
 
     return int(_sequence(seed, key).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def torch_stream(seed: int, *key: str | int) -> "torch.Generator":
-    """The stream of this seed and key, as a PyTorch generator (on the CPU: the same draws for every device)."""
+    """Make the stream of this seed and key, as a PyTorch generator (on the CPU: the same draws for every device)."""
     import torch
 
     return torch.Generator().manual_seed(torch_seed(seed, *key))
 
 
 def seed_network(seed: int, device: "torch.device") -> None:
-    """Seed what a network draws by itself (dropout) on this device. `torch.manual_seed` seeds every kind of device
-    and keeps a traceback for each that is not there, which costs more than a step of a small network."""
+    """Seed the network's own draws (dropout) on this device.
+
+    `torch.manual_seed` would seed every kind of device and keep a traceback for each that is not there, which costs
+    more than a step of a small network.
+    """
     import torch
 
     torch.default_generator.manual_seed(seed)

@@ -1,5 +1,7 @@
-"""The catalogue of methods: one file a method. A method of your own is a subclass of `Method` anywhere, passed as an
-object or named as `module:Class`."""
+"""The catalogue of methods, one file a method.
+
+A method of your own is a subclass of `Method` anywhere, passed as an object or named as `module:Class`.
+"""
 
 from typing import Any
 
@@ -31,36 +33,28 @@ from fedtailor.methods.pfedmb import PFedMB
 from fedtailor.methods.pfedme import PFedMe
 from fedtailor.methods.pflego import PFLEGO
 from fedtailor.methods.pgfed import PGFed
+from fedtailor.methods.pgfed_ce import PGFedCE
+from fedtailor.methods.pgfedmo import PGFedMo
 from fedtailor.methods.scaffold import SCAFFOLD
 
 METHODS = (
     *(Local, FedAvg),  # the two ends: alone, and all as one
     *(FedProx, FedDyn, SCAFFOLD, MOON),  # one global model
-    *(PGFed, PFedMB, FedACS, PFLEGO),  # the four papers' systems
+    *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN),  # some layers shared, others not
     *(Ditto, PFedMe, APFL, PerFedAvg),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 
-# Methods that are another one with other defaults: the name, and what it stands for.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "pgfedmo": ("pgfed", {"beta": 0.5}),
-    "pgfed-ce": ("pgfed", {"efficient": True}),
-}
-
 
 def all_methods() -> dict[str, Method]:
-    """Every method by name with its defaults; a variant stands behind the method that it is one of."""
-    variants = {kind: [name for name, (of, _) in VARIANTS.items() if of == kind] for kind in CATALOGUE}
-    return {name: find_method(name) for kind in CATALOGUE for name in (kind, *variants[kind])}
+    """Make every method by name, with its defaults."""
+    return {name: kind() for name, kind in CATALOGUE.items()}
 
 
 def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
-    """The method of this name (or `module:Class`) with these hyper-parameters."""
-    if name in VARIANTS:
-        name, defaults = VARIANTS[name]
-        parameters = {**defaults, **(parameters or {})}
+    """Make the method of this name (or `module:Class`) with these hyper-parameters."""
     if ":" in name:
         found = import_object(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):
@@ -71,7 +65,7 @@ def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
     elif name in CATALOGUE:
         kind = CATALOGUE[name]
     else:
-        raise unknown("method", name, [*CATALOGUE, *VARIANTS])
+        raise unknown("method", name, CATALOGUE)
     try:
         return kind(**(parameters or {}))
     except ValidationError as error:

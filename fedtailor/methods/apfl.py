@@ -5,11 +5,13 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total, Uploads
 
 
 class APFL(Method):
-    """Clients predict with α_i v_i + (1 − α_i) w: w is shared, v_i and the learned α_i stay (Deng et al. 2020).
+    """Clients predict with a learned mix of a local and the global model, α_i v_i + (1 − α_i) w (Deng et al. 2020).
+
+    w is averaged, v_i never leaves, and the server gets α_i for the record alone.
 
     Algorithm 1, with v̄_i for the mix: on each batch w_i steps along ∇f(w_i), and v_i along α_i ∇f(v̄_i), the gradient
     of f(v̄_i) with respect to v_i, both from where they were before the batch. α_i has a step once a round, on its first
@@ -28,12 +30,14 @@ class APFL(Method):
     shared_part: ClassVar[str] = "the global model"
     own_part: ClassVar[str] = "a local model, and its share α in the mix"
 
+    uploads: ClassVar[Uploads] = {"theta": Mean("samples"), "alpha": Each()}  # α_i for the record alone
+
     alpha: float = Field(0.5, ge=0, le=1, description="share of the local model in the mix, or its first value, α_i")
     adaptive: bool = Field(True, description="learn each client's α_i, or keep it fixed")
 
     def start(self, server: Server) -> None:
         super().start(server)
-        server.state["alpha"] = server.initial.new_full((server.clients,), self.alpha)  # for the record
+        server.state["alpha"] = server.initial.new_full((server.n_clients,), self.alpha)  # for the record
 
     def train(self, client: Client, message: Message) -> Message:
         w, v = message["theta"], client.state.get("v", client.initial)
@@ -44,16 +48,15 @@ class APFL(Method):
             v = client.step(v, share * gradient, name="v")
             w = client.step(w, client.gradient(w, batch))
             if self.adaptive and number == 0:
-                alpha = (alpha - client.how.lr * (away @ gradient)).clamp(0, 1)
+                alpha = (alpha - client.optimizer.lr * (away @ gradient)).clamp(0, 1)
         client.state |= {"v": v, "alpha": alpha}
         return {"theta": w, "alpha": alpha}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        super().receive(server, replies)
-        server.state["alpha"] = server.state["alpha"].clone()
-        server.state["alpha"][list(replies)] = replies.stack("alpha")
+    def receive(self, server: Server, total: Total) -> None:
+        super().receive(server, total)
+        server.state["alpha"] = server.state["alpha"].index_copy(0, total.index, total.rows("alpha"))
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         if "v" not in client.state:
             return message["theta"]
         alpha, v = client.state["alpha"], client.state["v"]

@@ -20,6 +20,8 @@ class Ditto(Method):
     shared_part: ClassVar[str] = "the global model"
     own_part: ClassVar[str] = "a second model, held near it"
 
+    keeps_model: ClassVar[bool] = True
+
     lam: float = Field(0.5, ge=0, description="pull of the personal model towards the global one, λ")
 
     def train(self, client: Client, message: Message) -> Message:
@@ -27,5 +29,5 @@ class Ditto(Method):
         client.state["personal"] = client.descend(v, correction=lambda v: self.lam * (v - w), name="personal")
         return {"theta": client.descend(w)}
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         return client.state["personal"] if "personal" in client.state else message["theta"]

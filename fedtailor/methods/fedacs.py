@@ -1,5 +1,6 @@
 """FedACS: every client begins with a mix of the models most similar to its own."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -8,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
 
 
 class FedACS(Method):
@@ -16,8 +17,10 @@ class FedACS(Method):
 
     Only similarities above the p-quantile δ of all of them count (Eq. 4), and only positive ones: with a low p, δ can
     be negative, and a model that points the other way never helps. Where nothing is above δ (ties at 1), a client keeps
-    its own model. New clients: the network's first vector, as with Local. Limits: `server_step=0`, or δ at least every
-    similarity to others, is Local; equal models give their mean, FedAvg with equal weights.
+    its own model.
+
+    New clients: the network's initial vector, as with Local. Limits: `server_step=0`, or δ at least every similarity to
+    others, is Local; equal models give their mean, FedAvg with equal weights.
     """
 
     name: ClassVar[str] = "fedacs"
@@ -25,29 +28,23 @@ class FedACS(Method):
     shared_part: ClassVar[str] = "a mix of similar models for each client"
     own_part: ClassVar[str] = "the model"
 
+    uploads: ClassVar[Uploads] = {"w": Each()}
+
     quantile: float = Field(0.5, ge=0, le=1, description="quantile of the similarities that is the threshold, p")
     server_step: float = Field(1.0, ge=0, description="step of the server towards the mix, α_k (Eq. 3; 1 is Eq. 4)")
 
     def start(self, server: Server) -> None:
-        server.state["S"] = server.initial.new_ones(server.clients, server.clients)  # all begin with the same model
+        server.state["S"] = server.initial.new_ones(server.n_clients, server.n_clients)  # all begin with the same model
 
-    def broadcast(self, server: Server) -> Message:
-        return {}
-
-    def send(self, server: Server, client: int) -> Message:
-        mixes = server.once("mixes", lambda: self._mix(server))
-        return {"u": mixes[server.participants.index(client)]}
-
-    def _mix(self, server: Server) -> Tensor:
-        """Eq. 4 (Eq. 3 with its step) for all participants."""
-        weights = self.weights(server.state["S"], server.participants)
-        weights *= self.server_step
+    def send_all(self, server: Server) -> Mapping[int, Message]:
+        weights = self.weights(server.state["S"], server.participants) * self.server_step  # Eq. 4 (Eq. 3 with its step)
         for row, client in enumerate(server.participants):
             weights[row, client] += 1 - self.server_step
-        return server.mixed(weights, "w")
+        mixes = server.mixed(weights, "w")
+        return {client: {"u": u} for client, u in zip(server.participants, mixes, strict=True)}
 
     def weights(self, S: Tensor, clients: list[int]) -> Tensor:
-        """The thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
+        """Compute the thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
         delta, scores = self.threshold(S), S[clients]
         rounding = 32 * torch.finfo(scores.dtype).eps  # equal similarities differ in their last bits
         scores = scores.where((scores > delta + rounding) & (scores > 0), scores.new_zeros(()))
@@ -57,32 +54,32 @@ class FedACS(Method):
         return scores / scores.sum(1, keepdim=True)
 
     def threshold(self, S: Tensor) -> float:
-        """δ, the p-quantile of all similarities."""
+        """Compute δ, the p-quantile of all similarities."""
         return float(np.quantile(S.cpu().numpy(), self.quantile))
 
     def train(self, client: Client, message: Message) -> Message:
         client.state["w"] = client.descend(message["u"])  # Eq. 5
         return {"w": client.state["w"]}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        for client, reply in replies.items():
-            server.keep(client, {"w": reply["w"]})
-        changed, S = list(replies), server.state["S"].clone()
-        new = server.parameters_of(replies.stack("w"))
+    def receive(self, server: Server, total: Total) -> None:
+        for client, w in total.each("w").items():
+            server.keep(client, {"w": w})
+        changed, S = total.clients, server.state["S"].clone()
+        new = server.layout.without_buffers(total.rows("w"))
         normalize(new, out=new)
         for clients, vectors in server.kept("w"):  # only rows that changed
-            vectors = server.parameters_of(vectors)
+            vectors = server.layout.without_buffers(vectors)
             S[changed, clients.start : clients.stop] = new @ vectors.T / vectors.norm(dim=1).clamp(min=1e-12)
         S[:, changed] = S[changed].T
         server.state["S"] = S.fill_diagonal_(1.0)
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         return client.state.get("w", client.initial)
 
-    def central(self, server: Server) -> None:
+    def global_model(self, server: Server) -> None:
         return None
 
     def observe(self, server: Server) -> Message:
-        """The similarities, δ, and who would collaborate with whom, by how much."""
+        """Record the similarities, δ, and the weights ŝ that they give for all clients."""
         S = server.state["S"]
         return {"S": S, "threshold": S.new_tensor(self.threshold(S)), "weights": self.weights(S, [*range(len(S))])}

@@ -10,7 +10,7 @@ class FedAvg(Method):
 
     The weights are n_i / Σ n over the participants. Fine-tuning is an option of the evaluation (0 epochs: the global
     model itself). New clients: the global model. Limits: with one participant it is Local for that round; with
-    identical clients and one full-batch step it is central gradient descent.
+    identical clients and one full-batch step it is gradient descent on all data together.
     """
 
     name: ClassVar[str] = "fedavg"

@@ -1,13 +1,12 @@
 """FedBABU: the body alone is trained and averaged, under a head that stays as it began."""
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
 
 
 class FedBABU(Method):
@@ -29,32 +28,28 @@ class FedBABU(Method):
     shared_part: ClassVar[str] = "the body"
     own_part: ClassVar[str] = "what fine-tuning changes"
 
+    uploads: ClassVar[Uploads] = {"body": Mean("samples")}
+
     tuning_epochs: int = Field(1, ge=0, description="epochs of fine-tuning that make the personal model, τ_f")
     tuned: Literal["all", "head", "body"] = Field("all", description="what is fine-tuned: everything, or one part")
     head_start: Literal["network", "orthogonal"] = Field(
-        "network", description="the fixed head: the network's first one, or the orthogonal one nearest to it"
+        "network", description="the fixed head: the network's initial one, or the orthogonal one nearest to it"
     )
 
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]
 
-    def broadcast(self, server: Server) -> Message:
-        return {"body": server.state["body"]}
-
     def train(self, client: Client, message: Message) -> Message:
         return {"body": client.descend(self._whole(client, message), part=client.body)[client.body]}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        server.state["body"] = replies.mean("body")
-
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         part = {"all": None, "head": client.head, "body": client.body}[self.tuned]
-        same = replace(client, round=0, state={})  # one stream and no momentum from before: the same in all rounds
+        same = client.fresh()  # one stream and no momentum from before: the same in all rounds
         theta, epochs = self._whole(client, message), self.tuning_epochs
         return same.descend(theta, part=part, epochs=epochs, steps=None, purpose="fine-tuning") if epochs else theta
 
-    def central(self, server: Server) -> Tensor | None:
-        """The global model. An orthogonal head needs the shapes of the network's layers, which only clients know."""
+    def global_model(self, server: Server) -> Tensor | None:
+        """Return the global model; None with an orthogonal head, as only clients know the shapes of the layers."""
         return torch.cat([server.state["body"], server.initial[server.head]]) if self.head_start == "network" else None
 
     def _whole(self, client: Client, message: Message) -> Tensor:
@@ -64,7 +59,7 @@ class FedBABU(Method):
 
 @torch.no_grad()
 def orthogonal_head(client: Client) -> Tensor:
-    """The first head with the nearest orthogonal matrix in place of each of its weight matrices (rows of length 1)."""
+    """Make the initial head orthogonal: the nearest orthogonal matrix for each weight matrix (rows of length 1)."""
     network = client.network
     network.vector.copy_(client.initial)
     for name in network.head_names:

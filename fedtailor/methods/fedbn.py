@@ -5,18 +5,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
 
 
 class FedBN(Method):
-    """Normalisation layers stay at the client, their statistics too; all else is averaged (Li et al. 2021).
+    """Normalisation layers stay at the client, their buffers too; all else is averaged (Li et al. 2021).
 
-    Everything is trained together. What stays are the layers in `client.norms`: BatchNorm's γ, β, running mean and
-    variance, and likewise LayerNorm, GroupNorm and InstanceNorm. Only the other entries of the vector travel.
+    Everything is trained together. What stays are the layers in `layout.norm_layers`: BatchNorm's γ, β, running mean
+    and variance, and likewise LayerNorm, GroupNorm and InstanceNorm. Only the other entries of the vector travel.
 
     Limits: a network without such layers makes it FedAvg; one with nothing else, Local.
 
-    New clients: the shared entries with the normalisation layers' first values, whose statistics are nobody's: such a
+    New clients: the shared entries with the normalisation layers' initial values, whose buffers fit no data: such a
     client needs fine-tuning (`evaluation={"fine_tune": 5}`) before its model is of use.
     """
 
@@ -25,23 +25,19 @@ class FedBN(Method):
         "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
     )
     shared_part: ClassVar[str] = "all but the normalisation layers"
-    own_part: ClassVar[str] = "the normalisation layers and their statistics"
+    own_part: ClassVar[str] = "the normalisation layers and their buffers"
+
+    uploads: ClassVar[Uploads] = {"shared": Mean("samples")}
 
     def start(self, server: Server) -> None:
         server.state["shared"] = server.initial[travels(server)]
 
-    def broadcast(self, server: Server) -> Message:
-        return {"shared": server.state["shared"]}
-
     def train(self, client: Client, message: Message) -> Message:
-        theta = client.descend(self.personal(client, message))
+        theta = client.descend(self.personal_model(client, message))
         client.state["norms"] = theta[~travels(client)]
         return {"shared": theta[travels(client)]}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        server.state["shared"] = replies.mean("shared")
-
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         theta, shared = client.initial.clone(), travels(client)
         theta[shared] = message["shared"]
         if "norms" in client.state:
@@ -50,8 +46,8 @@ class FedBN(Method):
 
 
 def travels(side: Client | Server) -> Tensor:
-    """Which entries of the vector are shared: those outside the normalisation layers."""
+    """Mark the entries of the vector that are shared: those outside the normalisation layers."""
     shared = torch.ones_like(side.initial, dtype=torch.bool)
-    for place in side.norms:
+    for place in side.layout.norm_layers:
         shared[place] = False
     return shared

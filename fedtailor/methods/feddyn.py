@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
 
 
 class FedDyn(Method):
@@ -18,7 +18,7 @@ class FedDyn(Method):
     Limits: `alpha=0` leaves both terms and h/α out and is FedAvg with equal weights. Small α do not come near it: h/α
     does not depend on the scale of α, so clients train as in FedAvg, but the server adds up the steps of all rounds.
 
-    New clients: the global model. Deviations: BatchNorm's statistics are averaged without h/α. The authors' release
+    New clients: the global model. Deviations: BatchNorm's buffers are averaged without h/α. The authors' release
     divides α by the client's relative size n_i N/n; here it is the same for all clients, as in the paper.
     """
 
@@ -26,6 +26,8 @@ class FedDyn(Method):
     paper: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
     shared_part: ClassVar[str] = "the model"
     own_part: ClassVar[str] = "only its last local gradient"
+
+    uploads: ClassVar[Uploads] = {"theta": Mean("equal")}
 
     alpha: float = Field(0.1, ge=0, description="weight of the dynamic regulariser, α")
 
@@ -39,8 +41,8 @@ class FedDyn(Method):
         client.state["gradient"] = linear - self.alpha * (theta - w)  # ∇_i
         return {"theta": theta}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        mean = replies.mean("theta", equal=True)
-        moved = len(replies) / server.clients * server.parameters_of(mean - server.state["theta"])
+    def receive(self, server: Server, total: Total) -> None:
+        mean = total["theta"]
+        moved = len(total.clients) / server.n_clients * server.layout.without_buffers(mean - server.state["theta"])
         h = server.state["h"] - self.alpha * moved
         server.state |= {"h": h, "theta": mean - h / self.alpha if self.alpha else mean}

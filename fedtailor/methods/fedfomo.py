@@ -1,25 +1,26 @@
 """FedFomo: each client weighs other clients' models by what they do for its own validation loss."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
 
 
 class FedFomo(Method):
     """Each participant gets M other clients' models and mixes those that lower its validation loss (Zhang et al. 2021).
 
-    θ is the model with which a client began its last visit, θ_i what its training made of it, θ_j the others' last
+    θ is the model with which a client began its last round, θ_i what its training made of it, θ_j the others' last
     models. Every θ_n of them (its own θ_i too) has the weight w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖ with F the loss on the
     client's validation samples (on its training samples if it has none). The client goes on from θ + Σ_n w̄_n (θ_n − θ)
     with w̄_n = max(w_n, 0) / Σ max(w, 0), from θ itself if no weight is positive, and descends. The server sends the
     models with the largest affinity P_ij, with probability ε a random one in place of the best, and adds the uploaded
-    w_n to P_i. Only clients that have uploaded are sent; distances are between parameters (no BatchNorm statistics).
+    w_n to P_i. Only clients that have uploaded are sent; distances are between parameters (no BatchNorm buffers).
 
-    Limit: `models=0` is Local that takes back a visit which did not lower its validation loss; it is Local if all do.
+    Limit: `models=0` is Local that takes back a round which did not lower its validation loss; it is Local if all do.
 
     New clients: the plain mean of all clients' last models.
     """
@@ -31,13 +32,16 @@ class FedFomo(Method):
     shared_part: ClassVar[str] = "other clients' models"
     own_part: ClassVar[str] = "the model"
 
+    uploads: ClassVar[Uploads] = {"theta": Each(), "weights": Each(), "clients": Each()}
+    keeps_model: ClassVar[bool] = True
+
     models: int = Field(5, ge=0, description="other clients' models that a participant gets, M")
     exploration: float = Field(0.3, ge=0, le=1, description="probability of a random model for the best one, ε")
     exploration_decay: float = Field(0.05, ge=0, description="by how much ε falls each round, down to 0")
 
     def start(self, server: Server) -> None:
-        server.state["P"] = torch.eye(server.clients, dtype=server.initial.dtype, device=server.initial.device)
-        server.state["uploaded"] = torch.zeros(server.clients, dtype=torch.bool, device=server.initial.device)
+        server.state["P"] = torch.eye(server.n_clients, dtype=server.initial.dtype, device=server.initial.device)
+        server.state["uploaded"] = torch.zeros(server.n_clients, dtype=torch.bool, device=server.initial.device)
 
     def broadcast(self, server: Server) -> Message:
         uploaded = server.state["uploaded"]
@@ -48,25 +52,26 @@ class FedFomo(Method):
             mean += weights[clients] @ vectors
         return {"theta": mean}
 
-    def send(self, server: Server, client: int) -> Message:
-        chosen = server.once("chosen", lambda: self._choose(server))
-        models = server.once("models", lambda: self._models(server, chosen))
-        mine, none = chosen[client], server.initial.new_empty(0, len(server.initial))
-        clients = torch.tensor(mine, dtype=torch.int64, device=none.device)
-        return {"clients": clients, "models": torch.cat([none, *(models[other][None] for other in mine)])}
-
-    def _models(self, server: Server, chosen: dict[int, list[int]]) -> dict[int, Tensor]:
-        """The models that go to anybody: one that is on disk is read once."""
-        needed = sorted(set().union(*chosen.values()))
-        return dict(zip(needed, server.kept_of(needed, "theta"), strict=True))
+    def send_all(self, server: Server) -> Mapping[int, Message]:
+        chosen = self._choose(server)
+        needed = sorted(set().union(*chosen.values()))  # a model that is on disk is read once
+        models = dict(zip(needed, server.kept_of(needed, "theta"), strict=True))
+        none = server.initial.new_empty(0, len(server.initial))
+        return {
+            client: {
+                "clients": torch.tensor(others, dtype=torch.int64, device=none.device),
+                "models": torch.cat([none, *(models[other][None] for other in others)]),
+            }
+            for client, others in chosen.items()
+        }
 
     def _choose(self, server: Server) -> dict[int, list[int]]:
-        """Whose models go to each participant, ε-greedily by P."""
+        """Choose whose models go to each participant, ε-greedily by P."""
         epsilon = self.exploration - self.exploration_decay * (server.round - 1)
         P, uploaded = server.state["P"].cpu(), server.state["uploaded"].cpu()
         chosen: dict[int, list[int]] = {client: [] for client in server.participants}
         for client in server.participants:
-            known = torch.randperm(server.clients, generator=server.random, device="cpu")  # so that ties are shuffled
+            known = torch.randperm(server.n_clients, generator=server.random, device="cpu")  # so that ties are shuffled
             known = known[uploaded[known] & (known != client)]
             others = known[P[client, known].argsort(descending=True, stable=True)].tolist()
             for _ in range(min(self.models, len(others))):
@@ -87,26 +92,24 @@ class FedFomo(Method):
         return {"theta": client.state["theta"], "weights": weights, "clients": message["clients"]}
 
     def weights(self, client: Client, theta: Tensor, candidates: Tensor) -> Tensor:
-        """w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖; 0 for a model that is θ."""
-        samples = client.validation if len(client.validation[1]) else client.train
-        gains = client.loss(theta, samples) - torch.stack([client.loss(other, samples) for other in candidates])
-        away = candidates - theta
-        for place in client.network.statistics:
-            away[:, place] = 0
+        """Compute w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖; 0 for a model that is θ."""
+        data = client.validation_data if len(client.validation_data[1]) else client.train_data
+        gains = client.loss(theta, data) - torch.stack([client.loss(other, data) for other in candidates])
+        away = client.layout.without_buffers(candidates - theta)
         return (gains / away.square().sum(1).sqrt()).nan_to_num(0, 0, 0)
 
-    def receive(self, server: Server, replies: Replies) -> None:
+    def receive(self, server: Server, total: Total) -> None:
         P, uploaded = server.state["P"].clone(), server.state["uploaded"].clone()
-        for client, reply in replies.items():
-            server.keep(client, {"theta": reply["theta"]})
-            P[client, [client, *reply["clients"].tolist()]] += reply["weights"]
+        for client, theta in total.each("theta").items():
+            server.keep(client, {"theta": theta})
+            P[client, [client, *total.each("clients")[client].tolist()]] += total.each("weights")[client]
             uploaded[client] = True
         server.state |= {"P": P, "uploaded": uploaded}
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         return client.state["theta"] if "theta" in client.state else message["theta"]
 
-    def central(self, server: Server) -> None:
+    def global_model(self, server: Server) -> None:
         return None
 
     def observe(self, server: Server) -> Message:

@@ -1,4 +1,4 @@
-"""FedRecon: clients without memory, which reconstruct their heads on every visit."""
+"""FedRecon: clients without memory, which reconstruct their heads in every round."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.local.descent import take
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
 
 
 class FedRecon(Method):
-    """Heads are reconstructed on each visit on some samples, the body trained on the rest (Singhal et al. 2021).
+    """Heads are reconstructed in each round on some samples, the body trained on the rest (Singhal et al. 2021).
 
-    g is the body, l_i the head, which begins at the network's first head on every visit and is not kept: a client has
-    no state, and momentum that others keep from visit to visit begins anew. The head is fitted to the frozen body on
+    g is the body, l_i the head, which begins at the network's initial head in every round and is not kept: a client has
+    no state, and momentum that others keep from round to round begins anew. The head is fitted to the frozen body on
     the support part (on features that are computed once), then the body is trained under the frozen head on the query
     part; the server moves g along the mean of the clients' changes, weighted by their query samples. Each client's
     split is drawn once; a client with one sample uses it for both.
@@ -28,8 +28,10 @@ class FedRecon(Method):
     name: ClassVar[str] = "fedrecon"
     paper: ClassVar[str] = "Singhal et al., Federated Reconstruction: Partially Local Federated Learning, NeurIPS 2021"
     shared_part: ClassVar[str] = "the body"
-    own_part: ClassVar[str] = "the head, reconstructed on each visit"
+    own_part: ClassVar[str] = "the head, reconstructed in each round"
     personal_head: ClassVar[bool] = True
+
+    uploads: ClassVar[Uploads] = {"body": Mean("n_query")}
 
     support: float = Field(
         0.5, gt=0, le=1, description="share of the samples that reconstruct the head, D_s (1: all serve for both)"
@@ -43,39 +45,33 @@ class FedRecon(Method):
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]
 
-    def broadcast(self, server: Server) -> Message:
-        return {"body": server.state["body"]}
-
     def train(self, client: Client, message: Message) -> Message:
         support, query = self._split(client)
         theta = self._reconstruct(support, message["body"])
-        return {"body": query.descend(theta, part=client.body)[client.body]}
+        body = query.descend(theta, part=client.body)[client.body]
+        return {"body": body, "n_query": body.new_tensor(query.n_samples)}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        queries = [n - self._supporting(n) or n for n in replies.samples.tolist()]  # n_i = |D_i,q|
-        mean = replies.mean("body", replies.samples.new_tensor(queries))
-        body = server.state["body"].lerp(mean, self.server_lr)  # g + η_s Σ n_i / n (g_i − g)
-        for place in server.statistics:
-            if place.stop <= server.body.stop:
-                body[place] = mean[place]  # no step led there
-        server.state["body"] = body
+    def receive(self, server: Server, total: Total) -> None:
+        g, mean = server.state["body"], total["body"]  # by n_i = |D_i,q|
+        moved = g.lerp(mean, self.server_lr)  # g + η_s Σ n_i / n (g_i − g)
+        server.state["body"] = server.layout.copy_buffers(moved, mean)  # no step led to these
 
-    def personal(self, client: Client, message: Message) -> Tensor:
-        return self._reconstruct(replace(client, round=0, state={}), message["body"])  # the same in all rounds
+    def personal_model(self, client: Client, message: Message) -> Tensor:
+        return self._reconstruct(client.fresh(), message["body"])  # the same in all rounds
 
     def _split(self, client: Client) -> list[Client]:
-        """The client with its support samples, and with its query samples; neither with a state."""
-        (x, y), support = client.train, self._supporting(client.samples)
+        """Make two clients without a state: one with the support samples, one with the query samples."""
+        (x, y), support = client.train_data, self._supporting(client.n_samples)
         stream = client.stream("split", every_round=False)
-        order = torch.randperm(client.samples, generator=stream, device="cpu").to(x.device)
-        parts = [order[:support], order[support:]] if support < client.samples else [None, None]  # None: all
-        return [replace(client, state={}, train=(take(x, part), take(y, part))) for part in parts]
+        order = torch.randperm(client.n_samples, generator=stream, device="cpu").to(x.device)
+        parts = [order[:support], order[support:]] if support < client.n_samples else [None, None]  # None: all
+        return [replace(client, state={}, train_data=(take(x, part), take(y, part))) for part in parts]
 
     def _supporting(self, samples: int) -> int:
-        """How many of a client's samples are support; if all are, they are the query as well."""
+        """Count the support samples of a client; if all samples are, they are the query as well."""
         return samples if self.support == 1 else max(1, min(round(self.support * samples), samples - 1))
 
     def _reconstruct(self, client: Client, body: Tensor) -> Tensor:
         theta = torch.cat([body, client.initial[client.head]])
-        lr = self.reconstruction_lr or client.how.lr
+        lr = self.reconstruction_lr or client.optimizer.lr
         return client.descend(theta, part=client.head, epochs=self.reconstruction_epochs, steps=None, lr=lr)

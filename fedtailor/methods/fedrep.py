@@ -1,13 +1,12 @@
 """FedRep: a shared body, and heads that are fitted to it before it moves."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
 
 
 class FedRep(Method):
@@ -33,11 +32,12 @@ class FedRep(Method):
     head_epochs: int = Field(10, ge=0, description="epochs of the head on the received body, τ")
     released_weights: bool = Field(False, description="weigh participants by their samples, as the release does")
 
+    @property
+    def uploads(self) -> Uploads:  # type: ignore[override]
+        return {"body": Mean("samples" if self.released_weights else "equal")}
+
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]
-
-    def broadcast(self, server: Server) -> Message:
-        return {"body": server.state["body"]}
 
     def train(self, client: Client, message: Message) -> Message:
         theta = self._fit_head(client, message)
@@ -48,10 +48,7 @@ class FedRep(Method):
         theta = torch.cat([message["body"], client.state.get("head", client.initial[client.head])])
         return client.descend(theta, part=client.head, epochs=self.head_epochs, steps=None)
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        server.state["body"] = replies.mean("body", equal=not self.released_weights)
-
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         if "head" in client.state:
             return torch.cat([message["body"], client.state["head"]])
-        return self._fit_head(replace(client, round=0, state={}), message)  # the same in all rounds
+        return self._fit_head(client.fresh(), message)  # the same in all rounds

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedtailor.errors import FedtailorError
+from fedtailor.local.optimizer import sgd_step
 from fedtailor.method import Batch, Client, Message, Method
 
 
 class FedRoD(Method):
-    """Body and generic head learn by a balanced softmax, a personal head adds the client's own (Chen & Chao 2022).
+    """Body and generic head learn by a balanced softmax, a personal head on top by the plain loss (Chen & Chao 2022).
 
     Body θ and generic head ψ are trained with logits + γ log N_c, N_c the client's samples of class c, and averaged. A
     class that a client lacks takes no part in its softmax (N_c^γ counts as the smallest positive number). In the same
@@ -49,25 +50,24 @@ class FedRoD(Method):
 
         def step(_: Tensor) -> None:  # φ, by the gradient of the same pass
             assert phi.grad is not None
-            velocity.mul_(client.how.momentum).add_(phi.grad).add_(phi, alpha=client.how.weight_decay)
-            phi.sub_(velocity, alpha=client.how.lr)
+            sgd_step(phi, phi.grad, velocity, client.optimizer)
             phi.grad = None
 
         theta = client.descend(message["theta"], objective=objective, each_step=step)
         client.state["phi"] = phi.detach()
-        if client.keep_momentum and client.how.momentum:
+        if client.keep_momentum and client.optimizer.momentum:
             client.state["momentum/phi"] = velocity
         return {"theta": theta}
 
     def _prior(self, client: Client) -> Tensor:
-        """γ log N_c for every class."""
-        y = client.train[1]
+        """Compute γ log N_c for every class."""
+        y = client.train_data[1]
         if y.is_floating_point() or y.dim() != 1:
             raise FedtailorError("FedRoD balances classes, so its targets must be one class label per sample")
         sizes = y.bincount(minlength=linear_head(client).out_features).to(client.initial) ** self.gamma
         return sizes.clamp(min=torch.finfo(sizes.dtype).tiny).log()
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         theta = message["theta"]
         if "phi" in client.state:
             theta = torch.cat([theta[client.body], theta[client.head] + client.state["phi"]])
@@ -75,7 +75,7 @@ class FedRoD(Method):
 
 
 def linear_head(client: Client) -> nn.Linear:
-    """The head, which must be one linear layer: only then do two heads add up to one."""
+    """Return the head, which must be one linear layer: only then do two heads add up to one."""
     module = client.network.head_module()
     leaves = [layer for layer in module.modules() if not list(layer.children())] if module is not None else []
     if len(leaves) != 1 or not isinstance(leaves[0], nn.Linear):

@@ -7,16 +7,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total, Uploads
 
 
 class IFCA(Method):
     """Each participant trains the cluster model that has the lowest loss on its samples (Ghosh et al. 2020).
 
-    Algorithm 1 with model averaging (Option II). All k models θ_j go down; the client's cluster is
-    argmin_j f_i(θ_j) over its training samples, found anew on every visit. A cluster without participants keeps its
-    model. The first models must differ, or nothing separates the clusters: θ_1 is the network's own first vector, the
-    others are those of other seeds.
+    Algorithm 1 with model averaging (Option II). All k models θ_j go down; the client's cluster is argmin_j f_i(θ_j)
+    over its training samples, found anew in every round. A cluster without participants keeps its model. The initial
+    models must differ, or nothing separates the clusters: θ_1 is the network's initial vector, the others are those of
+    other seeds.
 
     Limits: `clusters=1` is FedAvg; where all participants choose one cluster, it is FedAvg on that cluster's model.
 
@@ -31,34 +31,36 @@ class IFCA(Method):
     shared_part: ClassVar[str] = "a model for each cluster"
     own_part: ClassVar[str] = "the choice of the cluster"
 
+    # θ_j is the mean over the cluster's members: each weighs its model by n_i in its own cluster, and by 0 elsewhere.
+    uploads: ClassVar[Uploads] = {"theta": Mean("member"), "cluster": Each()}
+
     clusters: int = Field(2, ge=1, description="number of clusters, k")
 
     def start(self, server: Server) -> None:
-        theta = torch.stack([server.another_initial(j) for j in range(self.clusters)])
+        theta = torch.stack([server.initial_for(j) for j in range(self.clusters)])
         if self.clusters > 1 and torch.equal(theta[0], theta[1]):
             raise FedtailorError("The clusters begin equal: the network's layers have no reset_parameters.")
-        nobody = torch.full((server.clients,), -1, device=theta.device)
+        nobody = torch.full((server.n_clients,), -1, device=theta.device)
         server.state |= {"theta": theta, "cluster": nobody}
 
     def train(self, client: Client, message: Message) -> Message:
         cluster = nearest(client, message["theta"])
         theta = client.descend(message["theta"][cluster], name=f"cluster-{int(cluster)}")
-        return {"theta": theta, "cluster": cluster}
+        member = theta.new_zeros(self.clusters, 1)
+        member[cluster] = client.n_samples
+        return {"theta": theta, "member": member, "cluster": cluster}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        theta, cluster = server.state["theta"].clone(), server.state["cluster"].clone()
-        chosen = cluster[list(replies)] = replies.stack("cluster")
-        for j in chosen.unique().tolist():  # the others keep their models
-            members = {client: reply for client, reply in replies.items() if reply["cluster"] == j}
-            theta[j] = Replies(members, server.samples).mean("theta")
-        server.state |= {"theta": theta, "cluster": cluster}
+    def receive(self, server: Server, total: Total) -> None:
+        chosen = total.weight("theta") > 0  # the other clusters keep their models
+        server.state["theta"] = torch.where(chosen, total["theta"], server.state["theta"])
+        server.state["cluster"] = server.state["cluster"].index_copy(0, total.index, total.rows("cluster"))
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         models = torch.atleast_2d(message["theta"])  # right after its local work, a client has its own result alone
         best: Tensor = models[nearest(client, models)]
         return best
 
-    def central(self, server: Server) -> None:
+    def global_model(self, server: Server) -> None:
         return None
 
     def observe(self, server: Server) -> Message:
@@ -66,5 +68,5 @@ class IFCA(Method):
 
 
 def nearest(client: Client, models: Tensor) -> Tensor:
-    """The number of the model with the lowest training loss; the first of equals."""
+    """Find the model with the lowest training loss, and return its number; the first of equals."""
     return torch.stack([client.loss(theta) for theta in models]).argmin()

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
 
 
 class LGFedAvg(Method):
@@ -13,7 +13,7 @@ class LGFedAvg(Method):
 
     FedPer the other way round: local representations under a global model. The weights are n_i / Σ n over the
     participants. The authors' release begins with a model that FedAvg has trained; here all begin with the network's
-    first vector.
+    initial vector.
 
     Limits: an empty head (`head=0`) is Local; a head that is the whole network is FedAvg. New clients: the shared head
     on the network's first body, which says little before it is trained.
@@ -27,19 +27,15 @@ class LGFedAvg(Method):
     shared_part: ClassVar[str] = "the head"
     own_part: ClassVar[str] = "the body"
 
+    uploads: ClassVar[Uploads] = {"head": Mean("samples")}
+
     def start(self, server: Server) -> None:
         server.state["head"] = server.initial[server.head]
 
-    def broadcast(self, server: Server) -> Message:
-        return {"head": server.state["head"]}
-
     def train(self, client: Client, message: Message) -> Message:
-        theta = client.descend(self.personal(client, message))
+        theta = client.descend(self.personal_model(client, message))
         client.state["body"] = theta[client.body]
         return {"head": theta[client.head]}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        server.state["head"] = replies.mean("head")
-
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         return torch.cat([client.state.get("body", client.initial[client.body]), message["head"]])

@@ -4,11 +4,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Message, Method, Server, Uploads
 
 
 class Local(Method):
-    """No collaboration: each client trains its own model whenever it is called, and nothing is sent.
+    """Every client trains its own model when it takes part; nothing is sent.
 
     All clients begin with the same vector, which is also what new clients get. Limit: with one client, it is FedAvg.
     """
@@ -17,18 +17,14 @@ class Local(Method):
     shared_part: ClassVar[str] = "nothing"
     own_part: ClassVar[str] = "the model"
 
-    def start(self, server: Server) -> None:
-        """The server keeps nothing."""
+    uploads: ClassVar[Uploads] = {}
 
-    def broadcast(self, server: Server) -> Message:
-        return {}
+    def start(self, server: Server) -> None:
+        """Keep nothing."""
 
     def train(self, client: Client, message: Message) -> Message:
-        client.state["theta"] = client.descend(self.personal(client, message))
+        client.state["theta"] = client.descend(self.personal_model(client, message))
         return {}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        """Nothing came."""
-
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         return client.state.get("theta", client.initial)

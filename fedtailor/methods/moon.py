@@ -13,11 +13,11 @@ from fedtailor.method import Batch, Client, Message, Method
 class MOON(Method):
     """FedAvg with a loss that draws features to the global model's, away from the last local one's (Li et al. 2021).
 
-    z, z_glob and z_prev are what the bodies of the present, the received and the client's last trained model make of a
-    sample; the loss of the sample is ℓ_sup + μ ℓ_con with ℓ_con = −log(e^p / (e^p + e^n)), p = cos(z, z_glob)/τ and
-    n = cos(z, z_prev)/τ. The two fixed models see all samples once a round, as they predict.
+    z, z_glob and z_prev are the features of a sample under the present, the received and the client's last trained
+    model; the loss of the sample is ℓ_sup + μ ℓ_con with ℓ_con = −log(e^p / (e^p + e^n)), p = cos(z, z_glob)/τ and
+    n = cos(z, z_prev)/τ. The two fixed models see all samples once a round, in evaluation mode.
 
-    Limits: `mu=0` is FedAvg. So is a client's first visit (up to rounding): the global model then stands for the last
+    Limits: `mu=0` is FedAvg. So is a client's first round (up to rounding): the global model then stands for the last
     local one, z_prev = z_glob, and ℓ_con has no gradient.
 
     New clients: the global model. Deviation: no projection head is added to the network; it can have one of its own.
@@ -38,7 +38,7 @@ class MOON(Method):
         z_glob, z_prev = features(client, w), features(client, client.state.get("theta", w))
 
         def objective(batch: Batch) -> Tensor:
-            z, chosen = batch.features.flatten(1), slice(None) if batch.samples is None else batch.samples
+            z, chosen = batch.features.flatten(1), slice(None) if batch.indices is None else batch.indices
             p, n = cosine_similarity(z, z_glob[chosen]), cosine_similarity(z, z_prev[chosen])
             return batch.loss + self.mu * softplus((n - p) / self.temperature).mean()  # −log(e^p / (e^p + e^n))
 
@@ -47,7 +47,7 @@ class MOON(Method):
 
 
 def features(client: Client, theta: Tensor) -> Tensor:
-    """The features of all training samples, a row each."""
+    """Compute the features of all training samples, a row each."""
     found = client.features(theta)
     if found is None:
         raise FedtailorError("MOON needs a network that can be cut between its body and its head.")

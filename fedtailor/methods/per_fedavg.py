@@ -40,7 +40,7 @@ class PerFedAvg(Method):
         return {"theta": theta}
 
     def meta_gradient(self, client: Client, theta: Tensor, D: Batch, D2: Batch, D3: Batch) -> Tensor:
-        """(I − α∇²f(θ; D″)) ∇f(θ − α∇f(θ; D); D′)."""
+        """Compute (I − α∇²f(θ; D″)) ∇f(θ − α∇f(θ; D); D′)."""
         if not self.inner_lr:
             return client.gradient(theta, D2)
         adapted = theta - self.inner_lr * client.gradient(theta, D)
@@ -49,5 +49,5 @@ class PerFedAvg(Method):
             return gradient
         return gradient - self.inner_lr * client.hessian_product(theta, gradient, D3)
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         return message["theta"] - self.inner_lr * client.gradient(message["theta"])

@@ -7,14 +7,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total, Uploads
 
 
 class PFedMB(Method):
-    """Layer l of a client is Σ_b α_lb W_lb; the W are shared, the α its own (Mori et al.).
+    """Every layer of a client mixes shared branches, Σ_b α_lb W_lb, by weights α of its own (Mori et al.).
 
     A round is E epochs on α with W fixed (Eq. 3), then E epochs on W with α fixed (Eq. 4); the server averages each
     branch by samples and α (Eq. 5). The constraint α ≥ 0, Σ_b α_lb = 1 is kept by exact projection after each step.
+    The weights n_i α_lb of Eq. 5 are an upload, of which the server sees the sum alone.
 
     No special layers are needed: the mix θ runs through one ordinary pass, and ∂/∂α_lb = ⟨g_l, W_lb⟩, ∂/∂W_lb = α_lb
     g_l. As all branches of a layer move along the same g_l, Eq. 4 is a descent of θ alone with its steps scaled by
@@ -32,6 +33,9 @@ class PFedMB(Method):
     shared_part: ClassVar[str] = "the branches of each layer"
     own_part: ClassVar[str] = "the weights α of the branches"
 
+    # Eq. 5: a client weighs its branches by n_i α_lb. The α alone are for the record.
+    uploads: ClassVar[Uploads] = {"W": Mean("weight"), "alpha": Each()}
+
     branches: int = Field(5, ge=1, description="branches of each layer, B")
     alpha_lr: float = Field(0.2, ge=0, description="learning rate of the α, η_α")
     branch_lr: float | None = Field(
@@ -43,15 +47,12 @@ class PFedMB(Method):
     alpha_weighted: bool = Field(True, description="average branches by samples and α (Eq. 5), or by samples (Eq. 6)")
 
     def start(self, server: Server) -> None:
-        W = torch.stack([server.another_initial(branch) for branch in range(self.branches)])
+        W = torch.stack([server.initial_for(branch) for branch in range(self.branches)])
         if self.branches > 1 and torch.equal(W[0], W[1]):
             raise FedtailorError("The branches begin equal: the network's layers have no reset_parameters.")
         server.state["W"] = W
-        layers = len(server.layers) if self.per_layer else 1
-        server.state["alpha"] = server.initial.new_full((server.clients, layers, self.branches), 1 / self.branches)
-
-    def broadcast(self, server: Server) -> Message:
-        return {"W": server.state["W"]}
+        layers = len(server.layout.layers) if self.per_layer else 1
+        server.state["alpha"] = server.initial.new_full((server.n_clients, layers, self.branches), 1 / self.branches)
 
     def train(self, client: Client, message: Message) -> Message:
         W, slices = message["W"], self._slices(client)
@@ -65,52 +66,39 @@ class PFedMB(Method):
         client.state["alpha"] = alpha
         theta = mix(alpha, W, slices)
         squares = alpha.square().sum(1)
-        rate = self.branch_lr or client.how.lr * self.branches
-        trained = client.descend(theta, scale=spread(squares, slices), lr=rate)  # line 20, Eq. 4
+        rate = self.branch_lr or client.optimizer.lr * self.branches
+        trained = client.descend(theta, scale=client.layout.spread(squares), lr=rate)  # line 20, Eq. 4
         branches = W.clone()
         for share, square, layer in zip(alpha, squares, slices, strict=True):
             ratio = (share / square)[:, None]
             branches[:, layer].sub_(ratio * theta[layer]).add_(ratio * trained[layer])
-        for place in client.network.statistics:  # the same for all branches: statistics are no weights
-            branches[:, place] = trained[place]
-        return {"W": branches, "alpha": alpha}
+        client.layout.copy_buffers(branches, trained)  # the same for all branches: buffers are no weights
+        weight = client.n_samples * (alpha.T if self.alpha_weighted else torch.ones_like(alpha.T))
+        return {"W": branches, "weight": weight, "alpha": alpha}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        W, alpha, slices = replies.stack("W"), replies.stack("alpha"), self._slices(server)
-        weights = replies.samples.to(W)[:, None, None] * (alpha if self.alpha_weighted else torch.ones_like(alpha))
-        total = weights.sum(0)
-        averaged = server.state["W"].clone()
-        for number, layer in enumerate(slices):
-            used = total[number] > 0  # a branch that nobody uses keeps its value
-            shares = (weights[:, number] / total[number].clamp(min=torch.finfo(W.dtype).tiny))[:, used]
-            averaged[used, layer] = torch.einsum("mb,mbd->bd", shares, W[:, used, layer])  # Eq. 5
-        known = server.state["alpha"].clone()
-        known[list(replies)] = alpha
-        server.state |= {"W": averaged, "alpha": known}
+    def receive(self, server: Server, total: Total) -> None:
+        used = server.layout.spread(total.weight("W")) > 0  # a branch that nobody uses keeps its value
+        server.state["W"] = torch.where(used, total["W"], server.state["W"])
+        server.state["alpha"] = server.state["alpha"].index_copy(0, total.index, total.rows("alpha"))
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         W, slices = message["W"], self._slices(client)
         return mix(client.state.get("alpha", W.new_full((len(slices), self.branches), 1 / self.branches)), W, slices)
 
     def _slices(self, side: Client | Server) -> list[slice]:
-        return list(side.layers.values()) if self.per_layer else [slice(0, len(side.initial))]
+        return list(side.layout.layers.values()) if self.per_layer else [slice(0, len(side.initial))]
 
     def observe(self, server: Server) -> Message:
         return {"alpha": server.state["alpha"]}
 
 
 def mix(alpha: Tensor, W: Tensor, slices: list[slice]) -> Tensor:
-    """θ_l = Σ_b α_lb W_lb for all layers (Eq. 1)."""
+    """Compute θ_l = Σ_b α_lb W_lb for all layers (Eq. 1)."""
     return torch.cat([share @ W[:, layer] for share, layer in zip(alpha, slices, strict=True)])
 
 
-def spread(values: Tensor, slices: list[slice]) -> Tensor:
-    """One value a layer, for each of its entries."""
-    return torch.cat([value.expand(layer.stop - layer.start) for value, layer in zip(values, slices, strict=True)])
-
-
 def project(rows: Tensor) -> Tensor:
-    """The nearest point of the simplex for each row (Euclidean)."""
+    """Project each row onto the simplex: the nearest point of it (Euclidean)."""
     rows = rows - rows.amax(1, keepdim=True)  # the same point, without large numbers
     ordered = rows.sort(dim=1, descending=True).values
     excess = ordered.cumsum(1) - 1

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
 
 
 class PFedMe(Method):
@@ -14,7 +14,7 @@ class PFedMe(Method):
     Algorithm 1: w_i begins at w; on each batch θ̃ takes K gradient steps (line 7), then w_i ← w_i − ηλ (w_i − θ̃)
     (line 8); the server makes w ← (1−β) w + β · the plain mean of the participants' w_i. The personal model is the last
     θ̃_i, never w_i. The K steps take the experiment's rate, momentum and weight decay, η is `outer_lr`. They begin at w
-    in a visit's first batch and at the last θ̃ in the others, as in the authors' release. In the paper all clients work
+    in a round's first batch and at the last θ̃ in the others, as in the authors' release. In the paper all clients work
     in every round and the sampled ones upload; here only those work that are called.
 
     Limits: with `lam=0`, `outer_lr=0` or `beta=0`, w stays; with `lam=0` and `prox_steps=1`, θ̃_i is a plain local
@@ -29,6 +29,9 @@ class PFedMe(Method):
     shared_part: ClassVar[str] = "the global model w"
     own_part: ClassVar[str] = "the model θ̃_i, held near it"
 
+    uploads: ClassVar[Uploads] = {"theta": Mean("equal")}
+    keeps_model: ClassVar[bool] = True
+
     lam: float = Field(1.0, ge=0, description="pull of the personal model towards w_i, λ")
     prox_steps: int = Field(5, ge=1, description="gradient steps towards the prox point on each batch, K")
     outer_lr: float = Field(0.5, ge=0, description="learning rate of w_i, η (with λ: its share ηλ of the way to θ̃)")
@@ -39,23 +42,19 @@ class PFedMe(Method):
         for batch in client.batches():
             for _ in range(self.prox_steps):  # line 7
                 theta = client.step(theta, client.gradient(theta, batch) + self.lam * (theta - w), name="personal")
-            w = w.lerp(theta, self.outer_lr * self.lam)  # line 8
-            for place in client.network.statistics:  # what BatchNorm saw, not a share of it
-                w[place] = theta[place]
+            w = client.layout.copy_buffers(w.lerp(theta, self.outer_lr * self.lam), theta)  # line 8
         client.state["personal"] = theta
         return {"theta": w}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        mean = replies.stack("theta").mean(0)
-        w = server.state["theta"].lerp(mean, self.beta)
-        for place in server.statistics:  # beyond the mean (β > 1) a variance could be negative
-            w[place] = mean[place]
-        server.state["theta"] = w
+    def receive(self, server: Server, total: Total) -> None:
+        w, mean = server.state["theta"], total["theta"]
+        # Buffers are the mean's: beyond it (β > 1) a variance could be negative.
+        server.state["theta"] = server.layout.copy_buffers(w.lerp(mean, self.beta), mean)
 
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         if "personal" in client.state:
             return client.state["personal"]
         w = theta = message["theta"]
         for _ in range(self.prox_steps):
-            theta = theta - client.how.lr * (client.gradient(theta) + self.lam * (theta - w))
+            theta = theta - client.optimizer.lr * (client.gradient(theta) + self.lam * (theta - w))
         return theta

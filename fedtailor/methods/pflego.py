@@ -6,9 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
-
-ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
 
 
 class PFLEGO(Method):
@@ -17,7 +15,7 @@ class PFLEGO(Method):
     The first τ−1 steps touch the head alone and run on features that are computed once, so a round costs two passes
     over the data whatever τ is. θ is the body, W_i the head.
 
-    New clients: the shared body under a first head. Limits: `inner_steps=1` with all clients is a step of gradient
+    New clients: the shared body under an initial head. Limits: `inner_steps=1` with all clients is a step of gradient
     descent on the joint loss for the body, and on each client's own loss for its head (Eq. 3 has no a_i, unlike Eq. 5);
     averaged over all sets of participants, an update is the full one (Proposition 1).
 
@@ -33,6 +31,7 @@ class PFLEGO(Method):
     shared_part: ClassVar[str] = "the body"
     own_part: ClassVar[str] = "the head"
     personal_head: ClassVar[bool] = True
+    uploads: ClassVar[Uploads] = {"gradient": Mean("samples")}
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
     head_lr: float = Field(0.1, gt=0, description="learning rate of the first τ−1 steps, β (release: 0.007)")
@@ -40,7 +39,7 @@ class PFLEGO(Method):
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the server's optimiser: Eq. 4, or the release's Adam")
     released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
     head_start: Literal["network", "uniform"] = Field(
-        "network", description="a head's first values: the network's, or uniform in [0, 1) as in the release"
+        "network", description="a head's initial values: the network's, or uniform in [0, 1) as in the release"
     )
 
     def start(self, server: Server) -> None:
@@ -50,34 +49,24 @@ class PFLEGO(Method):
         return {"body": server.state["body"]}
 
     def train(self, client: Client, message: Message) -> Message:
-        theta = self.personal(client, message)
+        theta = self.personal_model(client, message)
         if self.inner_steps > 1:  # W_i ← W_i − β ∇ℓ_i, on cached features
-            plain = {"momentum": 0.0, "weight_decay": 0.0, "batch": None}
-            theta = client.descend(theta, part=client.head, steps=self.inner_steps - 1, lr=self.head_lr, **plain)  # type: ignore[arg-type]
+            steps, lr = self.inner_steps - 1, self.head_lr
+            theta = client.descend(
+                theta, part=client.head, steps=steps, lr=lr, batch=None, momentum=0.0, weight_decay=0.0
+            )
         gradient = client.gradient(theta)
-        client.state["head"] = (
-            theta[client.head] - self.joint_lr / client.participation * gradient[client.head]
-        )  # Eq. 3
+        rate = self.joint_lr / client.participation
+        client.state["head"] = theta[client.head] - rate * gradient[client.head]  # Eq. 3
         return {"gradient": gradient[client.body]}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        total = replies.samples.sum() if self.released_weights else server.samples.sum()
-        weights = replies.samples.to(server.initial) / total
-        gradient = server.clients / server.per_round * (weights @ replies.stack("gradient"))
-        server.state["body"] = server.state["body"] - self.joint_lr * self._direction(server, gradient)  # Eq. 4
+    def receive(self, server: Server, total: Total) -> None:
+        # The mean is over the participants' samples, Eq. 4 over those of all clients.
+        share = 1.0 if self.released_weights else int(total.n_samples.sum()) / int(server.n_samples.sum())
+        gradient = server.n_clients / server.per_round * share * total["gradient"]
+        server.step("body", gradient, self.joint_lr, self.optimizer)  # Eq. 4
 
-    def _direction(self, server: Server, gradient: Tensor) -> Tensor:
-        """The gradient itself, or Adam's step."""
-        if self.optimizer == "sgd":
-            return gradient
-        step = server.state.get("step", gradient.new_zeros(())) + 1
-        mean = server.state.get("mean", torch.zeros_like(gradient)).lerp(gradient, 1 - ADAM["beta1"])
-        square = server.state.get("square", torch.zeros_like(gradient)).lerp(gradient**2, 1 - ADAM["beta2"])
-        server.state |= {"step": step, "mean": mean, "square": square}
-        unbiased = (square / (1 - ADAM["beta2"] ** step)).sqrt() + ADAM["eps"]
-        return mean / (1 - ADAM["beta1"] ** step) / unbiased
-
-    def personal(self, client: Client, message: Message) -> Tensor:
+    def personal_model(self, client: Client, message: Message) -> Tensor:
         head = client.state.get("head")
         if head is None:
             head = client.initial[client.head]

@@ -1,4 +1,4 @@
-"""SCAFFOLD: local steps corrected by what the client's gradients differ from everybody's."""
+"""SCAFFOLD: local steps corrected by the difference between the client's gradients and the global ones."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method, Replies, Server
+from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
 
 
 class SCAFFOLD(Method):
@@ -20,7 +20,7 @@ class SCAFFOLD(Method):
     take part with full batches, as their variates cancel, or in which all clients take one full-batch step, as their
     corrections sum to zero (both up to rounding).
 
-    New clients: the global model. Deviations: y_i is sent in place of y_i − x; BatchNorm's statistics have no variate,
+    New clients: the global model. Deviations: y_i is sent in place of y_i − x; BatchNorm's buffers have no variate,
     and their plain mean is taken whatever η_g is.
     """
 
@@ -30,6 +30,8 @@ class SCAFFOLD(Method):
     )
     shared_part: ClassVar[str] = "the model and the control variate c"
     own_part: ClassVar[str] = "only its control variate c_i"
+
+    uploads: ClassVar[Uploads] = {"theta": Mean("equal"), "change": Mean("equal")}
 
     server_lr: float = Field(1.0, gt=0, description="the server's step, η_g")
     full_gradient: bool = Field(False, description="c_i is the gradient at the global model: option I in place of II")
@@ -52,18 +54,18 @@ class SCAFFOLD(Method):
             client.state["c"] = own - c + mean_gradient(client, x - y, velocity)  # option II
         return {"theta": y, "change": client.state["c"] - own}
 
-    def receive(self, server: Server, replies: Replies) -> None:
-        x, mean, change = server.state["theta"], replies.mean("theta", equal=True), replies.mean("change", equal=True)
-        server.state["theta"] = mean + (self.server_lr - 1) * server.parameters_of(mean - x)  # x + η_g Δx
-        server.state["c"] = server.state["c"] + len(replies) / server.clients * change
+    def receive(self, server: Server, total: Total) -> None:
+        x, mean = server.state["theta"], total["theta"]
+        server.state["theta"] = mean + (self.server_lr - 1) * server.layout.without_buffers(mean - x)  # x + η_g Δx
+        server.state["c"] = server.state["c"] + len(total.clients) / server.n_clients * total["change"]
 
 
 def mean_gradient(client: Client, moved: Tensor, velocity: Tensor) -> Tensor:
-    """The mean of the corrected gradients of a descent from x to y, from x − y alone: without momentum, over K η. With
-    momentum m, the velocity v of the last visit has led by η v Σ m^k, k = 1 … K, of it."""
-    m = client.how.momentum
-    carried = client.how.lr * m * (1 - m**client.steps) / (1 - m)
-    mean = (moved - carried * velocity) / client.path()
-    for place in client.network.statistics:  # these have no gradient
-        mean[place] = 0
-    return mean
+    """Compute the mean of the corrected gradients of a descent from x to y, from x − y alone.
+
+    Without momentum it is (x − y) / (K η). With momentum m, the part η v Σ m^k, k = 1 … K, of x − y comes from the
+    velocity v of the last round.
+    """
+    m = client.optimizer.momentum
+    carried = client.optimizer.lr * m * (1 - m**client.n_steps) / (1 - m)
+    return client.layout.without_buffers((moved - carried * velocity) / client.path_length())

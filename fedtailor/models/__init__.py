@@ -1,4 +1,4 @@
-"""The catalogue of networks, and the way to any `nn.Module` of the user's own."""
+"""The catalogue of networks. Any `nn.Module` of the user's own can stand for one of them."""
 
 import copy
 import inspect
@@ -42,12 +42,12 @@ ModelLike = str | nn.Module | Callable[..., nn.Module]
 
 
 def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The network for inputs of this shape and so many classes, initialised from the seed.
+    """Build the network for inputs of this shape and so many classes, initialised from the seed.
 
-    A name of the catalogue (with `:widths` for the MLP), a `module:Class` or a callable, which is called with the
-    input shape and the number of classes if it takes them and with nothing otherwise, or a module, which is copied.
+    `model` is a name of the catalogue (with `:widths` for the MLP), a `module:Class` or callable, or a module, which is
+    copied. A callable is called with the input shape and the number of classes if it takes them, else with nothing.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same first vector for every device
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same initial vector for every device
         torch.manual_seed(torch_seed(seed, "model"))
         if isinstance(model, nn.Module):
             return copy.deepcopy(model)
@@ -62,7 +62,7 @@ def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: in
 
 
 def import_lines(name: str, shape: tuple[int, ...], classes: int) -> tuple[str, str]:
-    """What to import for the network of this name, and what then builds it."""
+    """Write the line that imports the network of this name, and the expression that builds it."""
     module, _, attribute = name.partition(":")
     if module in CATALOGUE:
         return "from fedtailor.models import build_model", f"build_model({name!r}, {shape}, {classes}, 0)"

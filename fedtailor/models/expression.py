@@ -14,7 +14,7 @@ from fedtailor.errors import FedtailorError
 
 
 def expression(module: nn.Module) -> str | None:
-    """The line that builds this network; None if it has more to it than `torch.nn`'s own layers one after another."""
+    """Write the line that builds this network; None if it is more than a sequence of `torch.nn`'s own layers."""
     try:
         text = _written(module)
         again = build_expression(text)
@@ -24,7 +24,7 @@ def expression(module: nn.Module) -> str | None:
 
 
 def build_expression(text: str) -> nn.Module:
-    """The network of such a line, on the meta device: without memory or values, until a state dict is assigned."""
+    """Build the network of such a line on the meta device: without memory or values, until a state dict is assigned."""
     try:
         with torch.device("meta"):
             return _built(ast.parse(text, mode="eval").body)
@@ -51,7 +51,7 @@ def _written(module: nn.Module) -> str:
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """A layer's attribute as the argument that made it: `bias` is a tensor there, and was True."""
+    """Convert a layer's attribute to the argument that made it: `bias` is a tensor there, and was True."""
     if isinstance(default, bool):
         return value is not None and value is not False
     plain = value if isinstance(value, tuple) else (value,)

@@ -94,7 +94,7 @@ class Block(nn.Module):
 
 
 def _then_dense(convolutions: nn.Sequential, shape: Shape, *widths: int) -> nn.Sequential:
-    """Dense layers behind convolutions, the first as wide as what they give for a image of this shape."""
+    """Append dense layers to convolutions; their input size is what these give for an image of this shape."""
     with torch.no_grad():
         features = convolutions(torch.zeros(1, *shape, device="cpu")).shape[1]
     sizes = [features, *widths]

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment, make_experiment, merged
-from fedtailor.methods import CATALOGUE, VARIANTS, find_method
+from fedtailor.methods import CATALOGUE, find_method
 
 PAPERS = ("pgfed", "pfedmb", "fedacs", "pflego")
 EXPLICIT = {"implicit": "fedavg", "explicit": "fedavg"}  # both begin with FedAvg's model (PGFed, Figure 2)
@@ -31,7 +31,8 @@ class Row:
 
     @property
     def missing(self) -> bool:
-        return self.method not in CATALOGUE and self.method not in VARIANTS
+        """Whether the method is not in the catalogue."""
+        return self.method not in CATALOGUE
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Preset:
     columns: dict[str, Settings]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-    claim: str = ""  # what the paper reads off a figure whose numbers it does not print
+    claim: str = ""  # the paper's own conclusion from a figure whose numbers it does not print
     target: float | None = None
     domains: bool = False  # the columns are groups of clients, and the last one all of them
 
     def experiment(self, row: Row, column: str, changes: Settings | None = None) -> Experiment:
-        """The experiment of one cell."""
+        """Make the experiment of one cell."""
         settings = merged(merged(self.settings, row.settings), self.columns[column])
         settings = merged(settings, changes or {})
         known = type(find_method(row.method)).model_fields
@@ -59,13 +60,13 @@ class Preset:
         return make_experiment({**settings, "method": row.method, "parameters": parameters})
 
     def of_column(self, column: str) -> "Preset":
-        """The preset of one column."""
+        """Make the preset of one column."""
         place = list(self.columns).index(column)
         rows = tuple(replace(row, theirs=row.theirs[place : place + 1]) for row in self.rows)
         return replace(self, name=f"{self.name}-{column}", columns={column: self.columns[column]}, rows=rows)
 
     def of_rows(self, names: Sequence[str]) -> "Preset":
-        """The preset with some of its rows."""
+        """Make the preset of some of the rows."""
         for name in names:
             if name not in {row.name for row in self.rows}:
                 raise unknown(f"row of {self.name}", name, [row.name for row in self.rows])
@@ -73,12 +74,12 @@ class Preset:
 
 
 def presets() -> dict[str, Preset]:
-    """All presets by name, without those of single columns."""
+    """Read all presets by name, without those of single columns."""
     return {preset.name: preset for paper in PAPERS for preset in _of_paper(paper)}
 
 
 def find_preset(name: str) -> Preset:
-    """The preset `paper/table` or `paper/table-column`."""
+    """Find the preset `paper/table` or `paper/table-column`."""
     known = presets()
     if name in known:
         return known[name]
@@ -92,6 +93,7 @@ def find_preset(name: str) -> Preset:
 
 
 def _of_paper(paper: str) -> Iterator[Preset]:
+    """Read the presets of a paper's file."""
     content = tomllib.loads((files(__name__) / f"{paper}.toml").read_text(encoding="utf-8"))
     for name, table in content.items():
         if name in ("paper", "notes", "settings", "rows"):
@@ -112,6 +114,7 @@ def _of_paper(paper: str) -> Iterator[Preset]:
 
 
 def _row(name: str, numbers: list[str], content: Settings, table: Settings) -> Row:
+    """Make a row from the settings that the file and the table have for it."""
     own = merged(content.get("rows", {}).get(name, {}), table.get("rows", {}).get(name, {}))
     title, method = own.pop("title", name), own.pop("method", EXPLICIT.get(name, name))
     return Row(name, title, method, own, tuple(numbers) or ("",) * len(table["columns"]))

@@ -1,33 +1,32 @@
-"""The round loop: everything of a federation that is not a method.
+"""The server's loop: everything of a federation that is not a method, a site or a transport.
 
-Round by round: who takes part, what goes down, the clients' work on the engine, what comes back, what the server makes
-of it, evaluation, record, checkpoint.
+Round by round: who takes part, what goes down, what comes back and is aggregated, evaluation, record, checkpoint. The
+transport is an argument and never an attribute: nothing that a method can reach at the server leads to a site.
 """
 
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from fedtailor.data import FederatedData
-from fedtailor.errors import FedtailorError, brief
+from fedtailor.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
-from fedtailor.method import Message, Method, Replies, Server, message_bytes
+from fedtailor.messages import NEVER, Measured, Message, Reply, Train, check_tensors, message_bytes
+from fedtailor.method import Method, Server, check_upload
 from fedtailor.participation import Participation
-from fedtailor.server.evaluation import Evaluator, summary
+from fedtailor.server.aggregation import Aggregator
+from fedtailor.server.checkpoint import Checkpoint
+from fedtailor.server.evaluation import Evaluator, averages
 from fedtailor.server.observations import Observations
-from fedtailor.server.record import Record, RunDirectory, plain
-from fedtailor.site.work import check_tensors
-from fedtailor.store import States, of_client
-from fedtailor.transport import Bench, Engine, Result, Task
+from fedtailor.server.record import RunDirectory
+from fedtailor.server.records import ClientsRecord, RoundRecord
+from fedtailor.transport import Transport
 
-HOPELESS = 3  # rounds in a row in which every participant failed
+MAX_FAILED_ROUNDS = 3  # in a row, in which every participant failed
 
 
 class ClientFailure(UserWarning):
@@ -35,156 +34,186 @@ class ClientFailure(UserWarning):
 
 
 @dataclass
-class Federation:
-    """A server, its clients' states and the engine on which the clients work."""
+class Loop:
+    """A server at work."""
 
     experiment: Experiment
     method: Method
-    data: FederatedData
     server: Server
-    states: States
-    bench: Bench
-    engine: Engine
+    names: list[str]  # of the clients, new ones too
     evaluator: Evaluator
     observations: Observations
+    checkpoint: Checkpoint
     directory: RunDirectory | None = None
-    rounds: list[Record] = field(default_factory=list)  # what was recorded of each round
-    clients: list[Record] = field(default_factory=list)  # and of each client in it, if it is written nowhere else
+    versions: dict[int, int] = field(default_factory=dict)  # the round of each client's last accepted state
+    rounds: list[RoundRecord] = field(default_factory=list)
+    clients: list[ClientsRecord] = field(default_factory=list)  # if they are written nowhere else
     finished: int = 0  # the last round that is done and recorded
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent in each part of the rounds
-    _whole: bool = True  # False from a round's first effect until it is recorded
-    _hopeless: int = 0
+    _round_complete: bool = True  # False from a round's first effect until it is recorded
+    _failed_rounds: int = 0  # in a row
 
-    def start(self) -> None:
-        """Before round 1."""
+    def start(self, transport: Transport) -> None:
+        """Prepare round 1."""
         with self._at_the_server("start"):
             self.method.start(self.server)
             check_tensors("the server's state", self.server.state)
-        self.states.checkpoint(0, self.server.state)
+        self._save(transport)
 
-    def restore(self) -> None:
+    def restore(self, transport: Transport) -> None:
         """Go back to the last checkpoint of the run directory."""
         assert self.directory is not None
-        self.finished, self.server.state = self.states.restore()
+        self.look(transport, sweep=True)
         if self.finished == 0:
-            self.start()
+            self.start(transport)
         self.directory.cut(self.finished)
         self.rounds = self.directory.rounds()
         self.evaluator.remember(self.directory.clients())
         self.observations.cut(self.finished)
 
-    def close(self) -> None:
-        """End the workers, and leave the run directory to others."""
-        self.engine.close()
-        if self.directory is not None:
-            self.directory.unlock()
+    def look(self, transport: Transport, sweep: bool = False) -> None:
+        """Read the last checkpoint. `sweep` removes what a killed run left behind."""
+        saved = self.checkpoint.read(sweep)
+        self.finished, self.server.state, self.versions = saved.round, saved.state, saved.versions
+        self.server.round = self.finished
+        transport.restore(self.versions, sweep)
 
-    def run(self) -> Generator[Record, None, None]:
-        """The rounds that are still to do, each after it is recorded. Interrupted, it leaves a checkpoint of the last
-        round, or, if that was only half done, the checkpoint before."""
+    def run(self, transport: Transport) -> Generator[RoundRecord, None, None]:
+        """Do the rounds that are left, and yield the record of each. Interrupted, it leaves a checkpoint of the last
+        round or, if that was only half done, the checkpoint before."""
         saved = self.finished
         try:
             while self.finished < self.experiment.rounds:
-                yield self.round(self.finished + 1)
+                yield self.round(self.finished + 1, transport)
                 if self.finished % self.experiment.checkpoint_every == 0:
-                    self._checkpoint()
+                    self._save(transport)
                     saved = self.finished
         finally:
-            if self._whole and self.finished != saved:
-                self._checkpoint()
+            if self._round_complete and self.finished != saved:
+                self._save(transport)
 
-    def _checkpoint(self) -> None:
+    def _save(self, transport: Transport) -> None:
         with self._timed("checkpoints"):
             if self.directory is not None:
                 self.directory.sync()  # what was recorded lasts as long as the checkpoint
-            self.states.checkpoint(self.finished, self.server.state)
+            self.checkpoint.write(self.finished, self.server.state, self.versions, transport.save, transport.prune)
 
-    def round(self, number: int) -> Record:
-        """One round: send, train, receive, evaluate, record."""
+    def round(self, number: int, transport: Transport) -> RoundRecord:
+        """Do one round: send, train, receive, evaluate, record."""
         begin = time.perf_counter()
-        participants = self._call(number)
-        messages, results = self._work(number, participants)
-        self._whole = False
-        if results:
-            replies = Replies({client: result.reply for client, result in results.items()}, self.server.samples)
+        participants = self.call(number)
+        down, total, replies = self._train(number, transport)
+        self._round_complete = False
+        if replies:
             with self._timed("aggregation"), self._at_the_server("receive"):
-                self.method.receive(self.server, replies)
+                self.method.receive(self.server, total.total())
                 check_tensors("the server's state", self.server.state)
-        for client, result in results.items():
-            self.states.put(of_client(client), result.state, number)
-        measured = {}
+        self.versions |= {client: reply.version for client, reply in replies.items() if reply.version != NEVER}
+        transport.accept(list(replies))
+        measured: dict[int, Measured] = {}
         if self.evaluator.due(number, self.experiment.rounds):
             with self._timed("evaluation"), self._at_the_server("evaluation"):
-                measured = self.evaluator.evaluate(self.server, results.values())
+                measured = self.evaluator.evaluate(self.server, self.versions, replies.values(), transport)
         if number % self.experiment.observe_every == 0:
             with self._at_the_server("observe"):
                 self.observations.put(number, self.method.observe(self.server))
-        down = {client: message_bytes(message) for client, message in messages.items()}
-        up = {client: message_bytes(result.reply) for client, result in results.items()}
-        figures: Record = {
-            "round": number,
-            **summary(
-                measured,
-                self.experiment.evaluation.average,
-                self.evaluator.test_samples,
-                self.evaluator.train_samples,
-            ),
-            "participants": participants,
-            "failed": [client for client in participants if client not in results],
-            "bytes_down": sum(down.values()),
-            "bytes_up": sum(up.values()),
-            "seconds": round(time.perf_counter() - begin, 4),
-        }
-        self._record(figures, {"round": number, "results": measured, "bytes_down": down, "bytes_up": up})
-        self.finished, self._whole = number, True
-        return figures
+        up = {client: reply.bytes_up for client, reply in replies.items()}
+        record = RoundRecord(
+            **vars(averages(measured, self.experiment.evaluation.average)),
+            round=number,
+            participants=participants,
+            failed=[client for client in participants if client not in replies],
+            bytes_down=sum(down.values()),
+            bytes_up=sum(up.values()),
+            seconds=round(time.perf_counter() - begin, 4),
+        )
+        self._record(record, ClientsRecord(round=number, results=measured, bytes_down=down, bytes_up=up))
+        self.finished, self._round_complete = number, True
+        return self.rounds[-1]
 
-    def _call(self, number: int) -> list[int]:
-        """Who takes part in this round."""
-        training = list(range(self.server.clients))  # new clients are numbered behind them
-        participation = Participation.parse(self.experiment.participation)
-        participants = participation.draw(training, self.experiment.seed, number)
-        self.server.begin(number, participants, torch_stream(self.experiment.seed, "server", number))
+    def call(self, number: int) -> list[int]:
+        """Begin a round: draw who takes part in it."""
+        training = list(range(self.server.n_clients))  # new clients are numbered behind them
+        seed, server = self.experiment.seed, self.server
+        participants = Participation.parse(self.experiment.participation).draw(training, seed, number)
+        server.round, server.participants = number, participants
+        server.random = torch_stream(seed, "server", number)
         return participants
 
-    def _work(self, number: int, participants: list[int]) -> tuple[dict[int, Message], dict[int, Result]]:
-        """What went down to the participants, and what came of their work. Interrupted, it has changed nothing."""
-        before = dict(self.server.state)
+    def _train(self, number: int, transport: Transport) -> tuple[dict[int, int], Aggregator, dict[int, Reply]]:
+        """Have the participants train: the bytes that went down to each, their uploads added up, and their replies
+        without these. Interrupted, it has changed nothing at the server."""
+        undo = self._undo()
         try:
-            with self._timed("sending"), self._at_the_server("send"):
-                messages = {client: self.method.send(self.server, client) for client in participants}
-                for message in messages.values():
-                    check_tensors("a message", message)
-            return messages, self._train(number, messages)
+            messages = self._messages()
+            down = {client: message_bytes(message) for client, message in messages.items()}
+            total = Aggregator(self.method.uploads, list(messages), self.server.n_samples, self.server.layout)
+            measure = self.experiment.evaluation.model == "local"
+            requests = [
+                Train(number, client, message, self.versions.get(client, NEVER), measure)
+                for client, message in messages.items()
+            ]
+            replies: dict[int, Reply] = {}
+            with self._timed("training"):
+                for reply in transport.ask(requests):
+                    replies[reply.clients[0]] = self._take(total, reply)
+            self._report(number, {c: replies[c] for c in sorted(replies) if replies[c].error}, len(requests))
         except BaseException:
-            self.server.state = before
+            undo()
             raise
+        return down, total, {client: replies[client] for client in sorted(replies) if not replies[client].error}
 
-    def _train(self, number: int, messages: dict[int, Message]) -> dict[int, Result]:
-        """The participants' results, in the order of their numbers, without those of clients that failed."""
-        kind: Any = "train and evaluate" if self.experiment.evaluation.model == "local" else "train"
-        tasks = [
-            Task(kind, number, (c,), message, partial(self.states.get, of_client(c))) for c, message in messages.items()
-        ]
-        with self._timed("training"):
-            results = {result.clients[0]: result for result in self.engine.run(tasks)}
-        results = {client: results[client] for client in sorted(results)}
-        self._report(number, {client: result.error for client, result in results.items() if result.error}, len(results))
-        return {client: result for client, result in results.items() if not result.error}
+    def _undo(self) -> Callable[[], None]:
+        """Remember the server's state; calling the result goes back to it. Where `send` changed it in place that
+        cannot be done: then the last checkpoint counts."""
+        state, kept = dict(self.server.state), dict(self.server.store.current)
+        versions = {name: _version(tensor) for name, tensor in state.items()}
 
-    def _report(self, number: int, failed: dict[int, str], participants: int) -> None:
+        def undo() -> None:
+            self.server.state = state
+            untouched = all(versions[name] is not None and _version(state[name]) == versions[name] for name in state)
+            self._round_complete = untouched and kept == self.server.store.current
+
+        return undo
+
+    def _messages(self) -> dict[int, Message]:
+        with self._timed("sending"), self._at_the_server("send"):
+            messages = dict(self.method.send_all(self.server))
+            if sorted(messages) != self.server.participants:
+                raise ValueError("send_all must return one message for each of server.participants")
+            for message in messages.values():
+                check_tensors("a message", message)
+        return {client: messages[client] for client in self.server.participants}
+
+    def _take(self, total: Aggregator, reply: Reply) -> Reply:
+        """Add a reply's upload to the round's total, and let go of it."""
+        if not reply.error:
+            try:
+                check_upload(self.method, reply.upload)
+            except ValueError as error:
+                reply.error = str(error)
+        reply.bytes_up = message_bytes(reply.upload)
+        try:
+            total.put(reply.clients[0], None if reply.error else reply.upload)
+        except ValueError as error:
+            raise FedtailorError(f"{self.title}, round {self.server.round}: {error}.") from error
+        reply.upload = {}
+        return reply
+
+    def _report(self, number: int, failed: dict[int, Reply], participants: int) -> None:
         """Name the clients that failed, those with the same fault together."""
-        for fault in dict.fromkeys(failed.values()):
-            names = [self.data.names[client] for client in failed if failed[client] == fault]
+        for fault in dict.fromkeys(reply.error for reply in failed.values()):
+            names = [self.names[client] for client, reply in failed.items() if reply.error == fault]
+            cause = next(reply.cause for reply in failed.values() if reply.error == fault)
             who = f"{self.title}, round {number}: client{'s' if len(names) > 1 else ''} {', '.join(names)}"
             if self.experiment.on_failure == "stop":
-                raise FedtailorError(f"{who} failed: {fault}.")
+                raise FedtailorError(f"{who} failed: {fault}.") from cause
             warnings.warn(f"{who} left out: {fault}.", ClientFailure, stacklevel=2)
-        self._hopeless = self._hopeless + 1 if failed and len(failed) == participants else 0
-        if self._hopeless == min(HOPELESS, self.experiment.rounds):
+        self._failed_rounds = self._failed_rounds + 1 if failed and len(failed) == participants else 0
+        if self._failed_rounds == min(MAX_FAILED_ROUNDS, self.experiment.rounds):
             raise FedtailorError(
-                f"{self.title}: no client could do its work in {self._hopeless} rounds in a row: {fault}."
-            )
+                f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {fault}."
+            ) from cause
 
     @property
     def title(self) -> str:
@@ -209,25 +238,24 @@ class Federation:
             raise
         except Exception as error:  # a method's own fault, of any kind
             where = f"{self.title}, round {self.server.round}, {what}"
-            raise FedtailorError(f"{where}: {brief(error)}.") from error
+            if self.experiment.debug:
+                error.add_note(f"In {where}.")
+                raise
+            raise FedtailorError(f"{where}: {explained(error)}.") from error
 
-    def _record(self, figures: Record, clients: Record) -> None:
-        figures, clients = plain(figures), plain(clients)
-        self.rounds.append(figures)
+    def _record(self, record: RoundRecord, clients: ClientsRecord) -> None:
+        plain = record.plain()
+        self.rounds.append(RoundRecord.from_plain(plain))
         if self.directory is not None:
-            self.directory.append(figures, clients)
+            self.directory.append(plain, clients.plain())
         else:
-            self.clients.append(clients)
+            self.clients.append(clients.finite())
 
-    def client_records(self) -> Iterable[Record]:
-        """What was recorded of each client, round by round."""
+    def client_records(self) -> Iterable[ClientsRecord]:
+        """What was recorded of the clients, round by round."""
         return self.clients if self.directory is None else self.directory.clients()
 
-    def personal(self, client: int) -> Tensor:
-        """The vector that a client predicts with now."""
-        message = self.method.broadcast(self.server)
-        task = Task("personal", self.server.round, (client,), message, partial(self.states.get, of_client(client)))
-        result = self.bench.do(task)
-        if result.error:
-            raise FedtailorError(f"{self.title}, client {self.data.names[client]}: {result.error}.")
-        return result.reply["theta"]
+
+def _version(tensor: Tensor) -> int | None:
+    """Count the changes of a tensor in place; None if nobody counts them."""
+    return None if tensor.is_inference() else tensor._version

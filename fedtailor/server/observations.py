@@ -1,14 +1,12 @@
-"""What a method shows of its inner life (PGFed's A, pFedMB's α, FedACS's similarities): recorded within bounds."""
+"""The diagnostics of a method (PGFed's A, pFedMB's α, FedACS's similarities), recorded within bounds."""
 
 import warnings
 from pathlib import Path
 
 from safetensors.torch import load_file, save
 
-from fedtailor.local.client import Message, State
-from fedtailor.method import message_bytes
-from fedtailor.site.work import copied
-from fedtailor.store import write_atomically
+from fedtailor.files import write_atomically
+from fedtailor.messages import Message, State, copied, message_bytes
 
 
 class Observations:
@@ -26,7 +24,7 @@ class Observations:
         if self._size() + message_bytes(tensors) > self.limit:
             self._full = True
             warnings.warn(
-                f"what the method shows is recorded up to round {round - 1} only: it has reached the limit of "
+                f"the method's diagnostics are recorded up to round {round - 1} only: it has reached the limit of "
                 f"{self.limit / 1e6:g} MB (observe_limit, observe_every).",
                 stacklevel=2,
             )
@@ -37,13 +35,13 @@ class Observations:
             write_atomically(self._file(round), save(copied(tensors)))
 
     def get(self, round: int) -> State:
-        """What was recorded of a round; empty if nothing was."""
+        """Read what was recorded of a round; it is empty if nothing was."""
         if self.directory is None:
             return self._memory.get(round, {})
         return load_file(self._file(round)) if self._file(round).exists() else {}
 
     def rounds(self) -> list[int]:
-        """The rounds of which something was recorded."""
+        """List the rounds that have a record."""
         if self.directory is None:
             return sorted(self._memory)
         return sorted(int(path.stem.removeprefix("round-")) for path in self.directory.glob("round-*.safetensors"))

@@ -2,7 +2,7 @@
 
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 partition.json     every client's name and its training, validation and test samples by class
-rounds.jsonl       one object a round: figures, bytes, seconds
+rounds.jsonl       one object a round: metrics, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
 observed/          what the method shows of itself, by round, if it shows anything
 checkpoint/        what to resume from
@@ -11,23 +11,23 @@ result.json        the outcome, once the run is finished
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fedtailor.data import FederatedData
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, brief
 from fedtailor.experiment import Experiment, make_experiment, read_experiment, write_toml
-from fedtailor.store import make_last, write_atomically
+from fedtailor.files import fsync_file, write_atomically
+from fedtailor.server.records import ClientsRecord, Plain, RoundRecord, finite
 
 try:
     import fcntl
 except ImportError:  # not on this system: two processes in one run directory are then the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
-Record = dict[str, Any]
+AnyRecord = TypeVar("AnyRecord", RoundRecord, ClientsRecord)
 _OPEN: set[Path] = set()  # directories in which this process is writing: its own lock would not stop it
 
 
@@ -51,12 +51,19 @@ class RunDirectory:
         run.lock()
         return run
 
-    def rounds(self) -> list[Record]:
-        return [record for record, _ in _lines(self.path / "rounds.jsonl")]
+    def rounds(self) -> list[RoundRecord]:
+        """Read the record of every round."""
+        return [self._typed(RoundRecord, plain) for plain, _ in _lines(self.path / "rounds.jsonl")]
 
-    def clients(self) -> Iterator[Record]:
-        """One by one: those of many rounds with many clients together could fill the memory."""
-        return (record for record, _ in _lines(self.path / "clients.jsonl"))
+    def clients(self) -> Iterator[ClientsRecord]:
+        """Read the clients' records one by one: those of many rounds together could fill the memory."""
+        return (self._typed(ClientsRecord, plain) for plain, _ in _lines(self.path / "clients.jsonl"))
+
+    def _typed(self, kind: type[AnyRecord], plain: Plain) -> AnyRecord:
+        try:
+            return kind.from_plain(plain)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FedtailorError(f"{self.path} is damaged: its records cannot be read ({brief(error)}).") from None
 
     def experiment(self) -> Experiment:
         """The run's experiment; says so if this is not a run directory at all."""
@@ -64,9 +71,9 @@ class RunDirectory:
             raise FedtailorError(f"{self.path} is not a run directory: it has no experiment.toml and partition.json.")
         return make_experiment(read_experiment(self.path / "experiment.toml"))
 
-    def partition(self) -> Record:
+    def partition(self) -> Plain:
         found = _json(self.path / "partition.json")
-        if not isinstance(found, dict) or "clients" not in found:
+        if not isinstance(found, dict) or not isinstance(found.get("clients"), list):
             raise FedtailorError(f"{self.path / 'partition.json'} is damaged: it names no clients.")
         return found
 
@@ -82,7 +89,7 @@ class RunDirectory:
         """Have the system write the records to the disk itself."""
         for name in ("rounds", "clients"):
             if (path := self.path / f"{name}.jsonl").exists():
-                make_last(path)
+                fsync_file(path)
 
     def cut(self, round: int) -> None:
         """Forget the records behind this round, as they will be made again."""
@@ -97,13 +104,13 @@ class RunDirectory:
             if path.exists():
                 os.truncate(path, end)
 
-    def append(self, figures: Record, clients: Record) -> None:
+    def append(self, round: Plain, clients: Plain) -> None:
         """Write a round down."""
-        for name, record in (("clients", clients), ("rounds", figures)):
+        for name, record in (("clients", clients), ("rounds", round)):
             with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
 
-    def finish(self, result: Record) -> None:
+    def finish(self, result: Plain) -> None:
         write_atomically(self.path / "result.json", json.dumps(plain(result), indent=2) + "\n")
 
     def lock(self) -> None:
@@ -126,7 +133,7 @@ class RunDirectory:
             self._lock.close()
 
 
-def describe(data: FederatedData) -> Record:
+def describe(data: FederatedData) -> Plain:
     """The partition as plain values, with a fingerprint of the samples themselves."""
     splits = {split: data.counts(split).tolist() for split in ("train", "validation", "test")}
     return {
@@ -161,17 +168,17 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite(value)
 
 
-def _json(path: Path) -> Record:
+def _json(path: Path) -> Plain:
     try:
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
     except (OSError, ValueError):
         raise FedtailorError(f"{path} is damaged: it is not JSON.") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[Record, int]]:
+def _lines(path: Path) -> Iterator[tuple[Plain, int]]:
     """The records of a file, and where each of them ends; a last line that was cut off by a crash is left out."""
     if not path.exists():
         return

@@ -1,11 +1,11 @@
-"""The figures of every round for TensorBoard, beside the run's own record."""
+"""The metrics of every round for TensorBoard, beside the run's own record."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from fedtailor.errors import FedtailorError
-from fedtailor.server.loop import Federation
-from fedtailor.server.record import Record
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import RoundRecord
 
 
 def check_installed() -> None:
@@ -19,9 +19,9 @@ def check_installed() -> None:
 
 
 @contextmanager
-def scalars(run: Federation) -> Iterator[Callable[[Record], None]]:
-    """What writes a round's figures under the names of the record, if the experiment asks for it. A resumed run goes
-    on after its checkpoint: what was written of later rounds is void."""
+def scalars(run: Loop) -> Iterator[Callable[[RoundRecord], None]]:
+    """Yield a function that writes a round's metrics under the names of the record, if the experiment asks for it. A
+    resumed run goes on after its checkpoint: what was written of later rounds is void."""
     if not run.experiment.tensorboard:
         yield lambda record: None
         return
@@ -31,11 +31,11 @@ def scalars(run: Federation) -> Iterator[Callable[[Record], None]]:
 
     with closing(SummaryWriter(run.directory.path / "tensorboard", purge_step=run.finished + 1)) as writer:
 
-        def write(record: Record) -> None:
-            for name, value in record.items():
+        def write(record: RoundRecord) -> None:
+            for name, value in record.plain().items():
                 if isinstance(value, int | float) and name != "round":
-                    writer.add_scalar(name, value, record["round"])
-            writer.add_scalar("participants", len(record["participants"]), record["round"])
+                    writer.add_scalar(name, value, record.round)
+            writer.add_scalar("participants", len(record.participants), record.round)
             writer.flush()
 
         yield write

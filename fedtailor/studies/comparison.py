@@ -1,28 +1,36 @@
 """A comparison: methods, choices of settings and seeds on the same clients, as one piece of work in one directory.
 
-comparison.toml    what was asked: all methods, seeds and settings
+comparison.toml    the question: all methods, seeds and settings
 runs/              a run directory for each method, choice of settings and seed
-table.txt …        the table, as text, Markdown, LaTeX and CSV
-result.json        the table's numbers
+
+Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedtailor.api import OnRound, RunResult
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.experiment import DATA_SETTINGS, Experiment, make_experiment, read_experiment, write_toml
+from fedtailor.experiment import (
+    DATA_SETTINGS,
+    EXECUTION_ONLY,
+    Experiment,
+    make_experiment,
+    read_experiment,
+    write_toml,
+)
+from fedtailor.files import write_atomically
 from fedtailor.methods import find_method
-from fedtailor.report.tables import Summary, summarize, write_tables
-from fedtailor.server.loop import Federation
-from fedtailor.store import write_atomically
-from fedtailor.studies.runner import NO_MATTER, Benches, done, perform, run_name
+from fedtailor.result import RunResult
+from fedtailor.runs import OnRound, OnStart
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import Plain
+from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
+from fedtailor.studies.summary import Summary, summarize
 
 Settings = dict[str, Any]
-OnStart = Callable[[Federation], None]
 FILE = "comparison.toml"
 SEEDS = (0, 1, 2)
 TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ in: it makes another method of it
@@ -30,7 +38,7 @@ TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is asked: every method with every choice of the grid, with every seed."""
+    """The question of a comparison: every method with every choice of the grid, with every seed."""
 
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -40,12 +48,12 @@ class Comparison:
     target: float | None = None  # the accuracy to which rounds and bytes are counted
 
     def written(self) -> Settings:
-        """As the file has it."""
+        """Return all settings as the file has them."""
         own = {"methods": list(self.methods), "seeds": list(self.seeds), "target": self.target}
         return {**own, **self.settings, "grid": self.grid, "parameters": self.parameters}
 
     def runs(self) -> dict[str, Experiment]:
-        """All experiments by a title, each once, those of one seed (and so of the same data) together."""
+        """Return all experiments by title, each once, those of one seed (and so of the same data) together."""
         found: dict[str, tuple[str, Experiment]] = {}
         for seed, method, values in product(self.seeds, self.methods, product(*self.grid.values())):
             chosen = dict(zip(self.grid, values, strict=True))
@@ -55,7 +63,8 @@ class Comparison:
         return dict(found.values())
 
     def _experiment(self, method: str, seed: int, chosen: Settings) -> tuple[Experiment, Settings]:
-        """One run, and what of the grid concerns it: another method's parameter does not."""
+        """Make the experiment of one run, and return it with the grid's values that apply to it: other methods'
+        parameters do not."""
         known = type(find_method(method)).model_fields
         own = {name: value for name, value in chosen.items() if name in known}
         tuning = {name: value for name, value in chosen.items() if name == TUNING and name not in own}
@@ -67,8 +76,8 @@ class Comparison:
 
 
 def make_comparison(asked: Mapping[str, Any]) -> Comparison:
-    """The comparison of these settings: an experiment's, and `methods`, `seeds`, `grid`, `target`, and the `parameters`
-    of each method. The first that is wrong is named."""
+    """Make a comparison from an experiment's settings and `methods`, `seeds`, `grid`, `target`, and the `parameters` of
+    each method. The first wrong one is named in the error."""
     for name in ("method", "seed"):
         if name in asked:
             raise FedtailorError(f"A comparison has {name}s (a list), not {name}.")
@@ -92,7 +101,7 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
 
 
 def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
-    """A list of different values, and not an empty one."""
+    """Check that this is a list of different values, and not an empty one."""
     whole = isinstance(values, list) and values and all(type(value) is kind for value in values)
     if not whole or (kind is int and min(values) < 0):
         what = "methods' names" if kind is str else "whole numbers of at least 0"
@@ -103,13 +112,14 @@ def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
 
 
 def _target(value: Any) -> float | None:
+    """Check a target accuracy."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1):
         raise FedtailorError(f"The target accuracy is {value!r}, but it must be a number above 0 and at most 1.")
     return value
 
 
 def _grid(asked: Any, parameters: set[str]) -> dict[str, list[Any]]:
-    """The lists of values by name."""
+    """Check the lists of values by name."""
     if not isinstance(asked, dict):
         raise FedtailorError("The grid of a comparison is a section: [grid] with lines like lr = [0.1, 0.01].")
     for name, values in asked.items():
@@ -121,13 +131,13 @@ def _grid(asked: Any, parameters: set[str]) -> dict[str, list[Any]]:
 
 
 def _check_varied(name: str, parameters: set[str]) -> None:
-    """May lines of one table differ in this setting?"""
+    """Refuse a setting in which the lines of one table may not differ."""
     if name not in Experiment.model_fields:
         raise unknown("setting or parameter", name, [*Experiment.model_fields, TUNING, *parameters])
     if name in ("method", "seed", "parameters"):
         instead = {"method": "methods = [...]", "seed": "seeds = [...]", "parameters": "the parameters' own names"}
         raise FedtailorError(f"The grid cannot vary {name}: give {instead[name]}.")
-    if name in NO_MATTER or name == "observe_every":
+    if name in EXECUTION_ONLY or name == "observe_every":
         raise FedtailorError(f"The grid cannot vary {name}, as it does not change the numbers.")
     if name in DATA_SETTINGS or name in ("evaluation", "dtype"):
         hint = f"of the evaluation only {TUNING} may vary" if name == "evaluation" else "make a comparison for each"
@@ -143,7 +153,7 @@ class Comparing:
         self.comparison, self.out = comparison, out
         self.runs = comparison.runs()
         self.failed: dict[str, str] = {}  # by title: why a run came to no end
-        self._benches = Benches()
+        self._prepared = PreparedRuns()
         self._check_directory()
 
     def _check_directory(self) -> None:
@@ -155,7 +165,7 @@ class Comparing:
         before = dict(_flat(read_comparison(self.out).written()))
         now = dict(_flat(self.comparison.written()))
         for name in (*now, *before):
-            if name in NO_MATTER or name == "target" or before.get(name) == now.get(name):
+            if name in EXECUTION_ONLY or name == "target" or before.get(name) == now.get(name):
                 continue
             there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
             raise FedtailorError(
@@ -163,29 +173,31 @@ class Comparing:
             )
 
     def path(self, title: str) -> Path:
+        """Return the directory of a run."""
         return self.out / "runs" / run_name(self.runs[title])
 
     def todo(self) -> dict[str, Experiment]:
+        """List the runs that are not finished yet."""
         return {title: run for title, run in self.runs.items() if done(self.path(title)) is None}
 
     def begin(self, todo: Mapping[str, Experiment]) -> None:
-        """Find out what is wrong with any run before the first one, and write down what is asked."""
+        """Check all runs before the first one begins, and write the question down."""
         for experiment in todo.values():
-            self._benches.prepare(experiment)
+            self._prepared.prepare(experiment)
         self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(self.out / FILE, write_toml(self.comparison.written()))
 
     def run(self, title: str, on_round: OnRound, on_start: OnStart) -> RunResult | None:
-        """Do one run, or what is left of it. One that fails after it was begun is none, and the others go on."""
+        """Do one run, or what is left of it. Return None for a run that fails after it began: the others go on."""
         begun = False
 
-        def start(run: Federation) -> None:
+        def start(loop: Loop) -> None:
             nonlocal begun
             begun = True
-            on_start(run)
+            on_start(loop)
 
         try:
-            return perform(self.runs[title], self.path(title), self._benches.prepare, on_round, start)
+            return perform(self.runs[title], self.path(title), self._prepared.prepare, on_round, start)
         except FedtailorError as error:
             if not begun:
                 raise
@@ -193,22 +205,26 @@ class Comparing:
             return None
 
     def finish(self) -> Summary:
-        """The table of all runs that came to an end, also on disk."""
+        """Summarize all runs that came to their end."""
         results = [result for title in self.runs if (result := done(self.path(title))) is not None]
         if not results:
             raise FedtailorError(f"No run came to its end: {next(iter(self.failed.values()), 'none was begun.')}")
-        summary = summarize(results, self.comparison.target)
+        return summarize(results, self.comparison.target)
+
+    @property
+    def extra(self) -> Plain:
+        """The entries of result.json beside the summary: the directory of each run, and why some of them failed."""
         names = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
-        write_tables(summary, self.out, {"runs": names, "failed": self.failed})
-        return summary
+        return {"runs": names, "failed": self.failed}
 
 
 def read_comparison(path: Path) -> Comparison:
-    """The comparison of a directory."""
+    """Read the comparison of a directory."""
     return make_comparison(read_experiment(path / FILE))
 
 
 def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all settings, those of sections as `section.name`."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{inside}{name}.")

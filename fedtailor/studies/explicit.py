@@ -6,48 +6,60 @@ f_i + μ/(N−1) Σ_j f_j with every other client's true risk: O(N²) messages a
 
 import multiprocessing
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from fedtailor.data import FederatedData
 from fedtailor.local.descent import mean_gradient
 from fedtailor.local.streams import torch_stream
-from fedtailor.transport import Bench
+from fedtailor.simulation import Prepared
+from fedtailor.site.site import Site
 
 STEPS, RATE, MU = 6, 0.05, 1.0
 SAMPLES = 50  # of every other client, drawn anew for each step
 
-
-def gains(bench: Bench, theta: Tensor, explicit: bool, workers: int) -> Iterator[float]:
-    """Each client's gain in accuracy by its steps from `theta`."""
-    work = partial(_gain, bench, theta, explicit)
-    with multiprocessing.get_context("fork").Pool(workers, torch.set_num_threads, (1,)) as pool:
-        yield from pool.imap(work, range(bench.data.clients))
+_work: tuple[Prepared, Tensor, bool]  # of a worker process
 
 
-def _gain(bench: Bench, theta: Tensor, explicit: bool, client: int) -> float:
-    after = personalize(bench, theta, explicit, client)
-    accuracies = [next(bench._measure(vector, (client,)))["test"]["accuracy"] for vector in (theta, after)]
-    return 0.0 if None in accuracies else accuracies[1] - accuracies[0]  # type: ignore[operator]
+def gains(prepared: Prepared, theta: Tensor, explicit: bool, workers: int) -> Iterator[float]:
+    """Yield each client's gain in test accuracy by its steps from `theta`."""
+    # Forked workers have what they are started with in memory. As an argument of each task it would be pickled.
+    with multiprocessing.get_context("fork").Pool(workers, _begin, (prepared, theta, explicit)) as pool:
+        yield from pool.imap(_gain, range(prepared.data.n_clients))
 
 
-def personalize(bench: Bench, theta: Tensor, explicit: bool, client: int) -> Tensor:
-    """A client's model after its steps (Eq. 4, or plain descent)."""
-    stream = torch_stream(bench.seed, "explicit", client)
+def _begin(prepared: Prepared, theta: Tensor, explicit: bool) -> None:
+    global _work
+    _work = (prepared, theta, explicit)
+    torch.set_num_threads(1)
+
+
+def _gain(client: int) -> float:
+    prepared, theta, explicit = _work
+    site = Site(client, prepared.data.client(client), prepared.terms)
+    after = personalize(prepared, theta, explicit, client)
+    first, last = (site.measure(vector)["test"].accuracy for vector in (theta, after))
+    return 0.0 if first is None or last is None else last - first
+
+
+def personalize(prepared: Prepared, theta: Tensor, explicit: bool, client: int) -> Tensor:
+    """Return a client's model after its steps (Eq. 4, or plain descent)."""
+    network, loss, data = prepared.network, prepared.terms.loss, prepared.data
+    stream = torch_stream(prepared.terms.seed, "explicit", client)
     for _ in range(STEPS):
-        gradient = mean_gradient(bench.network, theta, *bench.data.train(client), bench.loss)[1]
-        if explicit and bench.data.clients > 1:
-            gradient += MU * mean_gradient(bench.network, theta, *_others(bench, client, stream), bench.loss)[1]
+        gradient = mean_gradient(network, theta, *data.train(client), loss)[1]
+        if explicit and data.n_clients > 1:
+            gradient += MU * mean_gradient(network, theta, *_others(data, client, stream), loss)[1]
         theta = theta - RATE * gradient
     return theta
 
 
-def _others(bench: Bench, client: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Equally many samples of every other client, so that their mean loss is the mean of the clients' risks."""
+def _others(data: FederatedData, client: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw equally many samples of every other client, so that their mean loss is the mean of the clients' risks."""
     chosen = []
-    for other, (start, end, *_) in enumerate(bench.data.bounds.tolist()):
+    for other, (start, end, *_) in enumerate(data.places):
         if other != client:
             chosen.append(torch.randint(start, end, (SAMPLES,), generator=stream, device="cpu"))
-    samples = torch.cat(chosen).to(bench.data.x.device)
-    return bench.data.x[samples], bench.data.y[samples]
+    indices = torch.cat(chosen).to(data.x.device)
+    return data.x[indices], data.y[indices]

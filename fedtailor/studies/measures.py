@@ -1,35 +1,35 @@
-"""What tables and reports measure of finished runs, beside the figures that a run records itself."""
+"""Statistics of finished runs for tables and reports, beside the metrics that a run records itself."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from fedtailor.api import RunResult
+from fedtailor.result import RunResult
 
 Accuracies = dict[int, float]  # by client
 
 
 def client_accuracies(result: RunResult) -> Accuracies:
-    """Each client's test accuracy as it counts in the result; clients without test samples are left out."""
-    number = result.chosen().get("round")
-    counted = [record["results"] for record in result.clients if record["round"] == number]
+    """Return each client's test accuracy in the round that counts; clients without test samples are left out."""
+    chosen = result.chosen()
+    counted = [record.results for record in result.clients if chosen is not None and record.round == chosen.round]
     if result.experiment.evaluation.choose == "last-10":
-        counted = [record["results"] for record in result.clients if record["results"]][-10:]
+        counted = [record.results for record in result.clients if record.results][-10:]
     found: dict[int, list[float]] = {}
     for results in counted:
         for client, measured in results.items():
-            if measured["test"]["accuracy"] is not None:
-                found.setdefault(int(client), []).append(measured["test"]["accuracy"])
+            if (accuracy := measured["test"].accuracy) is not None:
+                found.setdefault(client, []).append(accuracy)
     return {client: fmean(values) for client, values in sorted(found.items())}
 
 
 def individual_gains(result: RunResult, base: RunResult) -> Accuracies:
-    """What each client gains in accuracy over another run on the same clients."""
+    """Return each client's gain in accuracy over another run on the same clients."""
     mine, theirs = client_accuracies(result), client_accuracies(base)
     return {client: accuracy - theirs[client] for client, accuracy in mine.items() if client in theirs}
 
 
 def samples_per_second(result: RunResult) -> float | None:
-    """Training samples that went through the local epochs (or steps), by the time of all rounds."""
+    """Count the training samples that went through the local epochs (or steps), per second of all rounds."""
     experiment = result.experiment
     sizes = [sum(row) for row in result.partition["train"]]
     if experiment.steps is not None:
@@ -37,25 +37,26 @@ def samples_per_second(result: RunResult) -> float | None:
         passed = [experiment.steps * batch for batch in batches]
     else:
         passed = [experiment.epochs * size for size in sizes]
-    seconds = sum(record["seconds"] for record in result.rounds)
-    total = sum(passed[client] for record in result.rounds for client in record["participants"])
+    seconds = sum(record.seconds for record in result.rounds)
+    total = sum(passed[client] for record in result.rounds for client in record.participants)
     return total / seconds if seconds else None
 
 
 def until(result: RunResult, target: float) -> tuple[int, int] | None:
-    """The first round in which the run's accuracy is at the target, and the bytes sent until its end; None if it never
-    was."""
+    """Find the first round whose accuracy reaches the target, and the bytes sent until its end; None if none does."""
     sent = 0
     for record in result.rounds:
-        sent += record["bytes_up"] + record["bytes_down"]
-        if record["accuracy"] is not None and record["accuracy"] >= target:
-            return record["round"], sent
+        sent += record.bytes
+        if record.accuracy is not None and record.accuracy >= target:
+            return record.round, sent
     return None
 
 
 def wilcoxon(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """The two-sided p-value of Wilcoxon's signed-rank test on the differences of the clients that both have. Clients
-    without a difference do not count (Wilcoxon's rule); where there is none at all, p is 1."""
+    """Compute the two-sided p-value of Wilcoxon's signed-rank test over the clients that both have; None without any.
+
+    Clients without a difference do not count (Wilcoxon's rule); if no client has one, p is 1.
+    """
     from scipy import stats
 
     both = sorted(one.keys() & other.keys())
@@ -68,7 +69,7 @@ def wilcoxon(one: Mapping[int, float], other: Mapping[int, float]) -> float | No
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values corrected for their number by Holm's step-down rule: the chance of any false finding among them stays
+    """Correct p-values for their number by Holm's step-down rule: the chance of any false finding among them stays
     below the level."""
     corrected, least = [0.0] * len(ps), 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):

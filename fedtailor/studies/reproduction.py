@@ -1,36 +1,38 @@
-"""Reproducing a table: what it will cost, its runs, and our numbers beside the paper's."""
+"""Reproduction of a paper's table: its expected cost, its runs, and our numbers beside the paper's."""
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from fedtailor.api import OnRound, RunResult, isolated
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment
+from fedtailor.files import write_atomically
+from fedtailor.local.client import Client
+from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Network
 from fedtailor.presets import Preset, Row, Settings
-from fedtailor.server.loop import Federation
-from fedtailor.server.record import Record
-from fedtailor.simulation import federation
-from fedtailor.store import write_atomically
+from fedtailor.result import RunResult
+from fedtailor.runs import OnRound, OnStart
+from fedtailor.server.record import plain
+from fedtailor.server.records import Plain, RoundRecord
+from fedtailor.simulation import Prepared, Simulation
+from fedtailor.site.site import Site
 from fedtailor.studies.explicit import gains
 from fedtailor.studies.measures import individual_gains, samples_per_second
-from fedtailor.studies.runner import Benches, done, perform, run_name
-from fedtailor.transport import Bench
+from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
+from fedtailor.transport import cores
 
 SHORT = 100  # training samples in the measurement of a method's speed
-
-OnStart = Callable[[Federation], None]
+Value = tuple[float, float | None]  # a number and its spread
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run asks for: training samples passed through the network, and seconds on this machine."""
+    """The expected cost of a run: training samples passed through the network, and seconds on this machine."""
 
     samples: float
     seconds: float
@@ -41,11 +43,12 @@ class Reproduction:
 
     def __init__(self, preset: Preset, out: Path, seeds: int = 1, changes: Settings | None = None) -> None:
         self.preset, self.out, self.seeds, self.changes = preset, out, seeds, changes or {}
-        self.benches = Benches()
+        self._prepared = PreparedRuns()
         self.full_rounds = max(preset.experiment(row, column).rounds for row, column in self.cells())
         self.rounds = int(self.changes.get("rounds", self.full_rounds))
 
     def cells(self) -> Iterator[tuple[Row, str]]:
+        """Yield the row and column of every cell whose method is there."""
         found = False
         for column in self.preset.columns:
             for row in self.preset.rows:
@@ -56,12 +59,13 @@ class Reproduction:
             raise FedtailorError(f"None of the methods of {self.preset.name} is in the catalogue yet.")
 
     def experiment(self, row: Row, column: str, seed: int) -> Experiment:
+        """Make the experiment of one cell and seed."""
         own = self.preset.experiment(row, column).rounds
         rounds = self.rounds if own == self.full_rounds else min(own, self.rounds)
         return self.preset.experiment(row, column, {**self.changes, "rounds": rounds, "seed": seed})
 
     def experiments(self) -> dict[Path, Experiment]:
-        """All runs that are needed, each once, in the order of their data."""
+        """List all runs that are needed, each once, in the order of their data."""
         wanted = []
         for column in self.preset.columns:
             for seed in range(self.seeds):
@@ -71,32 +75,36 @@ class Reproduction:
         return {self.path(experiment): experiment for experiment in wanted}
 
     def path(self, experiment: Experiment) -> Path:
+        """Return the directory of a run."""
         return self.out / self.preset.name.partition("/")[0] / run_name(experiment)
 
     def _local(self, column: str, seed: int) -> Experiment:
-        """The run of Local that individual gains are measured against."""
+        """Make the experiment of Local that individual gains are measured against."""
         return self.experiment(Row("local", "local", "local", {}, ()), column, seed)
 
     # --- the work ---
 
     def todo(self) -> dict[Path, Experiment]:
+        """List the runs that are not finished yet."""
         return {path: run for path, run in self.experiments().items() if done(path, self.enough) is None}
 
-    def enough(self, record: Record) -> bool:
-        """Whether a run has reached the target, where only the rounds until then are asked for."""
-        accuracy = record.get("accuracy")
-        return self.preset.target is not None and accuracy is not None and bool(accuracy >= self.preset.target)
+    def enough(self, record: RoundRecord) -> bool:
+        """Find out whether a run may end with this round: it has reached the target of a preset that counts rounds."""
+        target = self.preset.target
+        return target is not None and record.accuracy is not None and record.accuracy >= target
 
     def cost(self, experiment: Experiment) -> Cost:
-        return run_cost(experiment, self.benches.prepare(experiment))
+        """Estimate the cost of a run."""
+        return run_cost(experiment, self._prepared.prepare(experiment))
 
     def run(self, path: Path, experiment: Experiment, on_round: OnRound, on_start: OnStart) -> RunResult:
-        return perform(experiment, path, self.benches.prepare, on_round, on_start, self.enough)
+        """Do one run, or what is left of it."""
+        return perform(experiment, path, self._prepared.prepare, on_round, on_start, self.enough)
 
     # --- the numbers ---
 
-    def ours(self, row: Row, column: str) -> tuple[float, float | None] | None:
-        """The number of one cell and its spread: over seeds, or over clients where the paper's is."""
+    def ours(self, row: Row, column: str) -> Value | None:
+        """Compute the number of one cell and its spread: over seeds, or over clients where the paper's is."""
         values = [self._value(row, column, seed) for seed in range(self.seeds)]
         found = [value for value in values if value is not None]
         if not found:
@@ -105,14 +113,16 @@ class Reproduction:
             return fmean(v for v, _ in found), fmean(s for _, s in found if s is not None)
         return fmean(v for v, _ in found), pstdev(v for v, _ in found) if len(found) > 1 else None
 
-    def _value(self, row: Row, column: str, seed: int) -> tuple[float, float | None] | None:
-        result = done(self.path(experiment := self.experiment(row, column, seed)), self.enough)
+    def _value(self, row: Row, column: str, seed: int) -> Value | None:
+        """Compute the number of one cell from one seed's run; a spread is over its clients."""
+        experiment = self.experiment(row, column, seed)
+        result = done(self.path(experiment), self.enough)
         if result is None:
             return None
         measure = self.preset.measure
         if measure == "rounds":
-            first = next((record["round"] for record in result.rounds if self.enough(record)), None)
-            return None if first is None else (float(first), None)
+            reached = next((record.round for record in result.rounds if self.enough(record)), None)
+            return None if reached is None else (float(reached), None)
         if measure == "gain":
             base = done(self.path(self._local(column, seed)))
             gained = None if base is None else [100 * gain for gain in individual_gains(result, base).values()]
@@ -123,30 +133,38 @@ class Reproduction:
             theirs = None if yardstick is None else samples_per_second(yardstick)
             return (100 * (samples_per_second(result) or 0) / theirs, None) if theirs else None
         if measure == "correlation":
-            pair = result.observed(result.rounds[-1]["round"])["correlation"].tolist()
+            pair = result.observed(result.rounds[-1].round)["correlation"].tolist()
             return pair[list(self.preset.columns).index(column)], None
         if measure == "explicit":
             return self._explicit(row, experiment, result)
         if measure == "train_loss":
-            return result.chosen()["train_loss"], None
+            chosen = result.chosen()
+            return None if chosen is None or chosen.train_loss is None else (chosen.train_loss, None)
         if self.preset.domains and column != list(self.preset.columns)[-1]:
-            members = [m["accuracy"] for c, m in result.per_client.items() if result.names[c].startswith(f"{column}-")]
+            members = [m.accuracy for c, m in result.per_client.items() if result.names[c].startswith(f"{column}-")]
             return 100 * fmean(a for a in members if a is not None), None
         return None if result.accuracy is None else (100 * result.accuracy, None)
 
-    def _explicit(self, row: Row, experiment: Experiment, result: RunResult) -> tuple[float, None]:
-        """Figure 2's number, computed once and kept beside the run that it begins with."""
+    def _explicit(self, row: Row, experiment: Experiment, result: RunResult) -> Value:
+        """Compute Figure 2's number once, and keep it beside the run that it begins with."""
         assert result.path is not None
         kept = result.path / f"{row.name}.json"
         if not kept.is_file():
             with isolated():
-                bench, theta = self.benches.prepare(experiment), result._federation.server.state["theta"]
-                found = list(gains(bench, theta, row.name == "explicit", _workers(experiment)))
+                prepared, theta = self._prepared.prepare(experiment), result.server_state["theta"]
+                found = list(gains(prepared, theta, row.name == "explicit", _workers(experiment)))
             write_atomically(kept, json.dumps(found) + "\n")
         return 100 * fmean(json.loads(kept.read_text(encoding="utf-8"))), None
 
-    def outcome(self) -> Record:
-        """All numbers, ours and theirs, as plain values."""
+    def write(self, outcome: Plain) -> Path:
+        """Write the outcome beside the runs, as Markdown and JSON; return the files' common stem."""
+        stem = self.out / self.preset.name.replace("/", "-")
+        write_atomically(stem.with_suffix(".json"), json.dumps(plain(outcome), indent=2, ensure_ascii=False) + "\n")
+        write_atomically(stem.with_suffix(".md"), markdown(outcome))
+        return stem
+
+    def outcome(self) -> Plain:
+        """Collect all numbers, ours and the paper's, as JSON has them."""
         rows = []
         for row in self.preset.rows:
             cells = []
@@ -171,46 +189,55 @@ class Reproduction:
         }
 
 
-def run_cost(experiment: Experiment, bench: Bench) -> Cost:
-    """What a run will cost, from one visit to a client of middling size, cut to a few samples."""
-    with isolated():
-        run = federation(experiment.model_copy(update={"engine": "in-process", "states": "memory"}), bench, None)
-        run.start()
-        participants = run._call(1) or [0]
-        sizes = bench.data.samples.tolist()
+def run_cost(experiment: Experiment, prepared: Prepared) -> Cost:
+    """Estimate the cost of a run from one client's work in round 1: one of middling size, cut to a few samples."""
+    alone = experiment.model_copy(update={"engine": "in-process", "states": "memory"})
+    data, terms, method = prepared.data, prepared.terms, prepared.method
+    sizes = data.n_samples.tolist()
+    with isolated(), closing(Simulation(replace(prepared, experiment=alone))) as simulation:
+        simulation.start()
+        participants = simulation.loop.call(1) or [0]
         chosen = sorted(participants, key=lambda client: sizes[client])[len(participants) // 2]
-        client = bench.client(chosen, 1, {})
-        kept = min(client.samples, SHORT) if experiment.steps is None or experiment.batch == "full" else client.samples
-        client = replace(client, train=(client.train[0][:kept], client.train[1][:kept]))
-        message = bench.method.send(run.server, chosen)
-        few = (client.train[0][:2], client.train[1][:2])
-        bench.method.train(replace(client, state={}, train=few), message)  # a first time for everything, not measured
-        with counted_samples(bench.network) as passed:
+        simulation.server.participants = [chosen]  # nobody else needs a message
+        message = method.send_all(simulation.server)[chosen]
+        site, n_samples = simulation.sites.site(chosen), sizes[chosen]
+        whole_batches = experiment.steps is not None and experiment.batch != "full"  # a step costs the same for all
+        kept = n_samples if whole_batches else min(n_samples, SHORT)
+        method.train(_first_samples(site, 2), message)  # a first time for everything, not measured
+        client = _first_samples(site, kept)
+        with counted_samples(prepared.network) as passed:
             begin = time.perf_counter()
-            bench.method.train(client, message)
+            method.train(client, message)
             seconds = time.perf_counter() - begin
-    training = bench.data.clients - len(bench.data.new)
-    mean_size = fmean(sizes[:training])
-    scale = mean_size / kept if kept < client.samples or experiment.steps is None or experiment.batch == "full" else 1
-    visits = experiment.rounds * bench.participation * training * scale
+    training = data.n_clients - len(data.new)
+    scale = 1 if whole_batches else fmean(sizes[:training]) / kept
+    participations = experiment.rounds * terms.participation * training * scale
     evaluations = 1 + experiment.rounds // experiment.evaluation.every
-    bounds = bench.data.bounds
-    held_out = float((bounds[:, 3] - bounds[:, 1]).sum()) / 3  # a pass forward is a third of one there and back
-    tuned = experiment.evaluation.fine_tune * float(bench.data.samples.sum())
+    held_out = sum(end - trained for _, trained, _, end in data.places) / 3  # a forward pass: a third of both
+    tuned = experiment.evaluation.fine_tune * sum(sizes)
     each = seconds / max(sum(passed), 1)
-    total = visits * seconds + evaluations * (held_out + tuned) * each
-    return Cost(visits * sum(passed), total / _workers(experiment))
+    total = participations * seconds + evaluations * (held_out + tuned) * each
+    return Cost(participations * sum(passed), total / _workers(experiment))
+
+
+def _first_samples(site: Site, count: int) -> Client:
+    """Make a site's client of round 1 with its first training samples alone."""
+    x, y = site.data.train
+    return replace(site.client(1, {}), train_data=(x[:count], y[:count]))
 
 
 def _workers(experiment: Experiment) -> int:
-    return 1 if experiment.engine == "in-process" else experiment.workers or len(os.sched_getaffinity(0))
+    return 1 if experiment.engine == "in-process" else experiment.workers or cores()
 
 
 @contextmanager
 def counted_samples(network: Network) -> Iterator[list[int]]:
-    """Count the samples that pass through the first layer: a head on cached features costs next to nothing."""
+    """Count the samples that pass through the first layer: a head on cached features costs next to nothing.
+
+    The hook that counts them also keeps the hand-written passes of `chain_of` from being used meanwhile.
+    """
     passed: list[int] = []
-    first = network.module.get_submodule(next(iter(network.layers)))
+    first = network.module.get_submodule(next(iter(network.layout.layers)))
     hook = first.register_forward_hook(lambda module, inputs, output: passed.append(len(inputs[0])))
     try:
         yield passed
@@ -218,8 +245,8 @@ def counted_samples(network: Network) -> Iterator[list[int]]:
         hook.remove()
 
 
-def markdown(outcome: Record) -> str:
-    """The table as Markdown, with all that must be known to read it."""
+def markdown(outcome: Plain) -> str:
+    """Write the table as Markdown, with the paper's notes on how to read it."""
     columns = [cell["column"] for cell in outcome["rows"][0]["cells"]]
     head = ["method", *(f"{column}, {whose}" for column in columns for whose in ("ours", "paper"))]
     lines = [f"# {outcome['preset']}", "", outcome["title"], "", f"{outcome['paper']}.", ""]
@@ -233,16 +260,16 @@ def markdown(outcome: Record) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
-def shortened(outcome: Record) -> str:
-    """Says so, if this is not the paper's number of rounds."""
+def shortened(outcome: Plain) -> str:
+    """Warn of an outcome with fewer rounds than the paper's; "" if it has all of them."""
     asked, full = outcome["rounds"], outcome["full_rounds"]
     return (
         "" if asked >= full else f"Shortened: {asked} of {full} rounds. The numbers cannot be compared as they stand."
     )
 
 
-def ours_text(outcome: Record, row: Record, cell: Record) -> str:
-    """Our number as it is printed."""
+def ours_text(outcome: Plain, row: Plain, cell: Plain) -> str:
+    """Format our number of one cell."""
     if row["missing"]:
         return "missing"
     if cell["ours"] is None:

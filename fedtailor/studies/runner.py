@@ -1,62 +1,55 @@
-"""Many runs as one piece of work: each in a directory of its own, so that what is finished is not run again and what
-broke off goes on."""
+"""Many runs as one piece of work.
 
-import json
+Each run has a directory of its own: a finished one is not run again, and one that was interrupted goes on.
+"""
+
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedtailor.api import OnRound, RunResult, isolated, load, resume, run_prepared
-from fedtailor.experiment import DATA_SETTINGS, Experiment
-from fedtailor.method import Method
+from fedtailor.data import FederatedData
+from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
+from fedtailor.local.isolation import isolated
 from fedtailor.methods import find_method
-from fedtailor.server.loop import Federation
-from fedtailor.server.record import Record
-from fedtailor.simulation import Objects, deal_data, prepare
-from fedtailor.transport import Bench
+from fedtailor.result import RunResult
+from fedtailor.runs import OnRound, OnStart, load, resume, run_prepared
+from fedtailor.server.records import RoundRecord
+from fedtailor.simulation import Objects, Prepared, partition_data, prepare
 
-# What does not change a run's numbers: two experiments that differ in nothing else are the same run.
-NO_MATTER = {
-    *("engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard"),
-}
+Enough = Callable[[RoundRecord], bool]  # says of a round that no more of them are needed
 
 
-class Enough(Exception):
-    """A run has shown what it was for before its last round."""
-
-
-def experiment_hash(experiment: Experiment, method: Method | None = None) -> str:
-    """A checksum of all that decides a run's numbers: equal experiments have equal ones."""
-    parameters = (method or find_method(experiment.method, experiment.parameters)).model_dump()
-    settings = {**experiment.model_dump(exclude=NO_MATTER), "parameters": parameters}
-    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+class _Stop(Exception):
+    """Ends a run that needs no more rounds."""
 
 
 def run_name(experiment: Experiment) -> str:
-    """A directory name that says which run this is: equal experiments have equal names."""
-    return f"{experiment.method.replace(':', '.')}-seed{experiment.seed}-{experiment_hash(experiment)[:8]}"
+    """Name the directory of a run: equal experiments have equal names."""
+    parameters = find_method(experiment.method, experiment.parameters).model_dump()
+    checksum = experiment_hash(experiment, parameters)
+    return f"{experiment.method.replace(':', '.')}-seed{experiment.seed}-{checksum[:8]}"
 
 
-class Benches:
-    """What runs need before their first round. Runs on the same data share them."""
+class PreparedRuns:
+    """Prepares runs one after the other. Those on the same data share them."""
 
     def __init__(self) -> None:
-        self._dealt: dict[str, Any] = {}
+        self._data: dict[str, FederatedData] = {}
 
-    def prepare(self, experiment: Experiment) -> Bench:
+    def prepare(self, experiment: Experiment) -> Prepared:
+        """Load, partition and build all that a run needs before its first round."""
         with isolated():
             key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
-            if key not in self._dealt:
-                self._dealt.clear()  # one data set in memory is enough: runs come ordered by their data
-                self._dealt[key] = deal_data(experiment)
-            return prepare(experiment, Objects(data=self._dealt[key]))
+            if key not in self._data:
+                self._data.clear()  # one data set in memory is enough: runs come ordered by their data
+                self._data[key] = partition_data(experiment)
+            return prepare(experiment, Objects(data=self._data[key]))
 
 
-def done(path: Path, enough: Callable[[Record], bool] | None = None) -> RunResult | None:
-    """The result of a run that needs no more rounds, if it is one."""
+def done(path: Path, enough: Enough | None = None) -> RunResult | None:
+    """Load the result of a run that needs no more rounds; None if it needs some, or there is no run."""
     if not (path / "experiment.toml").is_file():
         return None
     result = load(path)
@@ -66,28 +59,30 @@ def done(path: Path, enough: Callable[[Record], bool] | None = None) -> RunResul
 def perform(
     experiment: Experiment,
     path: Path,
-    bench: Callable[[Experiment], Bench],
+    prepare: Callable[[Experiment], Prepared],
     on_round: OnRound | None = None,
-    on_start: Callable[[Federation], None] | None = None,
-    enough: Callable[[Record], bool] | None = None,
+    on_start: OnStart | None = None,
+    enough: Enough | None = None,
 ) -> RunResult:
-    """Run an experiment in its directory, go on with it there, or take the result that is there already. `enough`
-    looks at each round, and says when no more of them are needed."""
+    """Run an experiment in its directory, go on with it there, or load the result that is there already.
+
+    `enough` is asked after each round whether the run may end with it.
+    """
     if (before := done(path, enough)) is not None:
         return before
 
-    def each(record: Record) -> None:
+    def each(record: RoundRecord) -> None:
         if on_round:
             on_round(record)
         if enough and enough(record):
-            raise Enough
+            raise _Stop
 
-    with suppress(Enough):
+    with suppress(_Stop):
         if (path / "experiment.toml").is_file():
             where = ("workers", "engine", "data_dir")
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
             return resume(path, on_round=each, on_start=on_start, **changes)
         if path.is_dir():  # ended in its first moment, before there was anything to go on with
             shutil.rmtree(path)
-        return run_prepared(experiment, bench(experiment), path, each, on_start)
+        return run_prepared(experiment, prepare(experiment), path, each, on_start)
     return load(path)

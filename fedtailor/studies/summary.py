@@ -1,5 +1,7 @@
-"""Many comparable runs in a few lines: one for each method and choice of settings, over its seeds, with what it gains,
-what it costs, and whether it differs from the best by more than chance."""
+"""A summary of comparable runs: a line for each method and choice of settings, over its seeds.
+
+A line has the accuracy, the gain over Local, the cost, and whether it differs from the best by more than chance.
+"""
 
 import json
 import math
@@ -9,10 +11,10 @@ from functools import cached_property
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from fedtailor.api import RunResult
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import DATA_SETTINGS
-from fedtailor.server.record import Record
+from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
+from fedtailor.result import RunResult
+from fedtailor.server.records import Plain
 from fedtailor.studies.measures import (
     Accuracies,
     client_accuracies,
@@ -22,20 +24,19 @@ from fedtailor.studies.measures import (
     until,
     wilcoxon,
 )
-from fedtailor.studies.runner import NO_MATTER
 
 LEVEL = 0.05  # a corrected p-value below it is a significant difference
 # What tells nothing about a line: it is the same for all, or does not change what is compared.
-_COMMON = {*NO_MATTER, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
+_COMMON = {*EXECUTION_ONLY, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method with one choice of settings, over its seeds. Accuracies are shares of 1; None is: there is none."""
+    """One method with one choice of settings, over its seeds. Accuracies are shares of 1; None: there is no value."""
 
     title: str
     method: str
-    settings: Record  # what differs from line to line
+    settings: Plain  # what differs from line to line
     results: tuple[RunResult, ...]  # one a seed
     accuracy: float | None  # mean over seeds
     accuracy_std: float | None  # over seeds, with n - 1; None for one seed
@@ -64,18 +65,18 @@ class Line:
 
     @property
     def like_best(self) -> bool:
-        """Not significantly different from the best line."""
+        """Whether it is not significantly different from the best line."""
         return self.p is not None and self.p >= LEVEL
 
-    def record(self) -> Record:
-        """All figures as plain values."""
-        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
-        return {**figures, "seeds": list(self.seeds), "finished": self.finished, "like_best": self.like_best}
+    def plain(self) -> Plain:
+        """All numbers as JSON has them."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
+        return {**own, "seeds": list(self.seeds), "finished": self.finished, "like_best": self.like_best}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The lines of a comparison, and what must be known to read them."""
+    """The lines of a comparison, with the title, target and base that one needs to read them."""
 
     title: str
     lines: tuple[Line, ...]
@@ -86,13 +87,14 @@ class Summary:
     def best(self) -> Line | None:
         return next((line for line in self.lines if line.best), None)
 
-    def record(self) -> Record:
-        lines = [line.record() for line in self.lines]
+    def plain(self) -> Plain:
+        """All numbers as JSON has them."""
+        lines = [line.plain() for line in self.lines]
         return {"title": self.title, "target": self.target, "base": self.base, "caption": self.caption, "lines": lines}
 
     @cached_property
     def caption(self) -> str:
-        """The evaluation protocol, and what is tested."""
+        """The text below the table: the evaluation protocol, and the test of significance."""
         return " ".join(_sentences(self))
 
 
@@ -100,8 +102,10 @@ class Summary:
 
 
 def summarize(results: Sequence[RunResult], target: float | None = None) -> Summary:
-    """Lines of comparable runs, in the order in which they first appear. Without a target accuracy, it is what the
-    worst run comes to, rounded down to a whole percent."""
+    """Summarize comparable runs, in the order in which their methods and settings first appear.
+
+    The target accuracy, unless given, is that of the worst run, rounded down to a whole percent.
+    """
     if not results:
         raise FedtailorError("There is no run to make a table of.")
     if target is not None and not 0 < target <= 1:
@@ -118,7 +122,7 @@ def summarize(results: Sequence[RunResult], target: float | None = None) -> Summ
 
 
 def check_comparable(results: Sequence[RunResult]) -> None:
-    """Refuse runs on other clients, other samples or by another protocol than the rest; the field is named."""
+    """Refuse runs with different clients, samples or evaluation protocols; the error names the setting."""
     of_seed: dict[int, RunResult] = {}
     for result in results:
         first, twin = results[0], of_seed.setdefault(result.experiment.seed, result)
@@ -129,29 +133,30 @@ def check_comparable(results: Sequence[RunResult]) -> None:
         _refuse_if_different(first, result, _protocol)
 
 
-def _samples(result: RunResult) -> Record:
-    """Who has which samples, whatever they are called and whatever the network."""
+def _samples(result: RunResult) -> Plain:
+    """Return the partition, without the name of the data and the checksum of the network."""
     return {name: value for name, value in result.partition.items() if name not in ("data", "network")}
 
 
-def _settings_of_data(result: RunResult) -> Record:
-    names = [name for name in DATA_SETTINGS if name not in NO_MATTER]
+def _settings_of_data(result: RunResult) -> Plain:
+    names = [name for name in DATA_SETTINGS if name not in EXECUTION_ONLY]
     experiment = result.experiment.model_dump(include={*names, "dtype"})
     return {**{name: experiment[name] for name in names}, "clients": len(result.names), "dtype": experiment["dtype"]}
 
 
-def _protocol(result: RunResult) -> Record:
-    """Fine-tuning may differ: it makes another method of it, and the line's title says so."""
+def _protocol(result: RunResult) -> Plain:
+    """Return the evaluation settings that must agree. Fine-tuning may differ: it makes another method of it, and the
+    line's title says so."""
     protocol = result.experiment.evaluation.model_dump(exclude={"fine_tune", "train"})
     return {f"evaluation.{name}": value for name, value in protocol.items()}
 
 
-def _refuse_if_different(one: RunResult, other: RunResult, of: Callable[[RunResult], Record]) -> None:
+def _refuse_if_different(one: RunResult, other: RunResult, of: Callable[[RunResult], Plain]) -> None:
     if of(one) != of(other):
         _refuse(one, other, of)
 
 
-def _refuse(one: RunResult, other: RunResult, of: Callable[[RunResult], Record]) -> None:
+def _refuse(one: RunResult, other: RunResult, of: Callable[[RunResult], Plain]) -> None:
     mine, theirs = of(one), of(other)
     name = next((name for name in mine if mine[name] != theirs[name]), None)
     if name is None:
@@ -167,8 +172,8 @@ def _where(result: RunResult) -> str:
     return str(result.path or f"{result.experiment.method} with seed {result.experiment.seed}")
 
 
-def _identity(result: RunResult) -> tuple[str, Record, Record]:
-    """What makes a run belong to a line: the method, the settings, the method's parameters."""
+def _identity(result: RunResult) -> tuple[str, Plain, Plain]:
+    """Return what all runs of a line have in common: the method, the settings, the method's parameters."""
     settings = result.experiment.model_dump(exclude=_COMMON)
     evaluation = settings.pop("evaluation")
     settings["fine_tune"] = evaluation["fine_tune"]
@@ -176,7 +181,7 @@ def _identity(result: RunResult) -> tuple[str, Record, Record]:
 
 
 def _groups(results: Sequence[RunResult]) -> list[list[RunResult]]:
-    """The runs of each line by seed. Of equal runs the longest counts."""
+    """Group the runs by line, ordered by seed. Of equal runs the longest counts."""
     groups: dict[str, dict[int, RunResult]] = {}
     for result in results:
         group = groups.setdefault(json.dumps(_identity(result), sort_keys=True), {})
@@ -186,9 +191,9 @@ def _groups(results: Sequence[RunResult]) -> list[list[RunResult]]:
     return [[group[seed] for seed in sorted(group)] for group in groups.values()]
 
 
-def _varied(groups: Sequence[Sequence[RunResult]]) -> list[Record]:
-    """What distinguishes each line: settings that are not the same in all of them, parameters that are not the same in
-    all lines of the method."""
+def _varied(groups: Sequence[Sequence[RunResult]]) -> list[Plain]:
+    """Find the values that distinguish each line: of settings that are not the same in all lines, of parameters that
+    are not the same in all lines of the method."""
     identities = [_identity(group[0]) for group in groups]
     varied = []
     for method, settings, parameters in identities:
@@ -200,12 +205,12 @@ def _varied(groups: Sequence[Sequence[RunResult]]) -> list[Record]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean, if there is something of every seed."""
+    """Compute the mean; None if any value is missing."""
     found = list(values)
     return None if not found or None in found else fmean(value for value in found if value is not None)
 
 
-def _line(results: Sequence[RunResult], settings: Record, target: float | None) -> Line:
+def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -> Line:
     method = results[0].experiment.method
     accuracies = [result.accuracy for result in results if result.accuracy is not None]
     reached = [until(result, target) if target else None for result in results]
@@ -217,12 +222,12 @@ def _line(results: Sequence[RunResult], settings: Record, target: float | None) 
         results=tuple(results),
         accuracy=fmean(accuracies) if accuracies else None,
         accuracy_std=stdev(accuracies) if len(accuracies) > 1 else None,
-        loss=_mean(figures.get("loss") for figures in chosen),
-        worst_decile=_mean(figures.get("accuracy_worst_decile") for figures in chosen),
+        loss=_mean(record.loss if record else None for record in chosen),
+        worst_decile=_mean(record.accuracy_worst_decile if record else None for record in chosen),
         rounds_to_target=_mean(pair and pair[0] for pair in reached),
         bytes_to_target=_mean(pair and pair[1] for pair in reached),
         samples_per_second=_mean(samples_per_second(result) for result in results),
-        bytes=fmean(sum(r["bytes_up"] + r["bytes_down"] for r in result.rounds) for result in results),
+        bytes=fmean(sum(record.bytes for record in result.rounds) for result in results),
     )
 
 
@@ -231,7 +236,7 @@ def _plain_value(value: Any) -> str:
 
 
 def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
-    """The gain of every line over the best line of Local on the same seeds."""
+    """Add the gain of every line over the best line of Local on the same seeds, and return the title of that."""
     local = [line for line in lines if line.method == "local" and line.accuracy is not None]
     if not local:
         return lines, None
@@ -256,7 +261,7 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
 
 
 def _ranked(lines: list[Line]) -> list[Line]:
-    """The best line and the second, by mean accuracy; equals share a place."""
+    """Mark the best line and the second, by mean accuracy; equals share a place."""
     places = sorted({line.accuracy for line in lines if line.accuracy is not None}, reverse=True)
     if len(lines) < 2 or not places:
         return lines
@@ -267,6 +272,7 @@ def _ranked(lines: list[Line]) -> list[Line]:
 
 
 def _with_speed_up(lines: list[Line]) -> list[Line]:
+    """Add the speed-up over the slowest line that reaches the target."""
     slowest = max((line.rounds_to_target for line in lines if line.rounds_to_target), default=0.0)
     return [replace(line, speed_up=slowest / rounds) if (rounds := line.rounds_to_target) else line for line in lines]
 
@@ -283,7 +289,7 @@ def _with_significance(lines: list[Line]) -> list[Line]:
 
 
 def _paired(one: Line, other: Line) -> tuple[Accuracies, Accuracies]:
-    """Each client's accuracy in two lines, averaged over the seeds that both have."""
+    """Average each client's accuracy in two lines over the seeds that both have."""
     theirs = {result.experiment.seed: client_accuracies(result) for result in other.results}
     pairs: dict[int, list[tuple[float, float]]] = {}
     for result in one.results:
@@ -310,7 +316,7 @@ def _title(results: Sequence[RunResult]) -> str:
 
 
 def _sentences(summary: Summary) -> Iterable[str]:
-    """What stands below the table."""
+    """Yield the sentences below the table."""
     lines = summary.lines
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0

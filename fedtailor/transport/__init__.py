@@ -1,28 +1,45 @@
-"""Where clients run. An engine takes tasks and yields their results; the federation knows no more of it."""
+"""How requests reach the sites and replies come back. A transport knows neither methods nor data."""
 
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fedtailor.errors import FedtailorError
-from fedtailor.site.work import Bench, Result, Task
-from fedtailor.transport.in_process import InProcess
+from fedtailor.messages import Declaration, Reply, Request
+from fedtailor.transport.in_process import InProcess, Place
 from fedtailor.transport.memory import keep_freed_memory
 from fedtailor.transport.processes import Processes
 
-__all__ = ["Bench", "Engine", "InProcess", "Processes", "Result", "Task", "cores", "make_engine"]
+__all__ = ["InProcess", "Place", "Processes", "Transport", "cores", "make_transport"]
 
 
-class Engine(Protocol):
-    """What the federation needs of an engine."""
+class Transport(Protocol):
+    """The server's way to its sites."""
 
     workers: int
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Result]: ...
+    def declare(self) -> list[Declaration]:
+        """Ask the sites to join."""
 
-    def close(self) -> None: ...
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """Send requests and yield the replies as they come."""
+
+    def accept(self, clients: Sequence[int]) -> None:
+        """Tell these sites that their round counts."""
+
+    def save(self) -> None:
+        """Have the sites make their current states durable."""
+
+    def prune(self) -> None:
+        """Tell the sites that the server's checkpoint names the saved states."""
+
+    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
+        """Have the sites go back to the states that a checkpoint names."""
+
+    def close(self) -> None:
+        """End what was started."""
 
 
 def cores() -> int:
@@ -30,15 +47,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_engine(name: str, bench: Bench, workers: int | None) -> Engine:
-    """The engine of this name; `auto` takes worker processes where there is more than one core for them."""
+def make_transport(engine: str, sites: Place, workers: int | None, on_cpu: bool) -> Transport:
+    """Make the transport of this name; `auto` takes worker processes where there is more than one core for them."""
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
-    on_cpu = bench.initial.device.type == "cpu"
-    if name == "processes" and not (can_fork and on_cpu):
+    if engine == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
     keep_freed_memory()
     count = workers or cores()
     may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
-    if name == "processes" or (name == "auto" and count > 1 and may_fork):
-        return Processes(bench, count)
-    return InProcess(bench)
+    if engine == "processes" or (engine == "auto" and count > 1 and may_fork):
+        return Processes(sites, count)
+    return InProcess(sites)

@@ -1,28 +1,51 @@
-"""The engine that does all work in this process, one client after the other: the reference for all others."""
+"""The transport that does all work in this process, one request after the other: the reference for all others."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
-from fedtailor.local.client import State
-from fedtailor.site.work import Bench, Result, Task, copied
+from fedtailor.messages import Declaration, Reply, Request, State
+
+
+class Place(Protocol):
+    """The sites of one place, as a transport sees them. `work` has no effect, so it may run in another process."""
+
+    def declare(self) -> list[Declaration]: ...
+
+    def split(self, requests: Sequence[Request]) -> Iterator[Request]: ...
+
+    def size(self, request: Request) -> int: ...
+
+    def begin(self, request: Request) -> State: ...
+
+    def work(self, request: Request, state: State) -> tuple[Reply, State]: ...
+
+    def finish(self, request: Request, reply: Reply, state: State) -> Reply: ...
+
+    def handle(self, request: Request) -> Reply: ...
+
+    def accept(self, clients: Sequence[int]) -> None: ...
+
+    def save(self) -> None: ...
+
+    def prune(self) -> None: ...
+
+    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None: ...
 
 
 class InProcess:
-    """Clients run here. They get copies and hand out copies, as if they were elsewhere."""
+    """Sites in this process."""
 
     workers = 1
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, sites: Place) -> None:
+        self._sites = sites
+        self.declare, self.accept = sites.declare, sites.accept
+        self.save, self.prune, self.restore = sites.save, sites.prune, sites.restore
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """The results of the tasks, as they come."""
-        for task in tasks:
-            state: Callable[[], State] = partial(dict, copied(task.state()))
-            result = self.bench.do(replace(task, message=copied(task.message), state=state))
-            result.reply, result.state = copied(result.reply), copied(result.state)
-            yield result
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """Send requests and yield the replies as they come."""
+        for request in self._sites.split(requests):
+            yield self._sites.handle(request)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End nothing."""

@@ -1,41 +1,47 @@
-"""The engine of worker processes: one thread each, longest client first, tensors through shared memory.
+"""The transport of worker processes: one thread each, tensors through shared memory.
 
 Workers are forked from this process, so they have its data without a copy and any method, network or loss of the
 user's, wherever it was defined. A worker that dies is replaced and its work is done again.
 """
 
 import os
+import pickle
 import signal
 import threading
 import time
+import traceback
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from multiprocessing.process import BaseProcess
 
 import torch
 
 from fedtailor.errors import FedtailorError
-from fedtailor.site.work import Bench, Result, Task, copied
+from fedtailor.messages import Reply, Request, State, copied
+from fedtailor.transport.in_process import InProcess, Place
+from fedtailor.transport.queue import Queue
 from fedtailor.transport.shared_memory import Sheet
 
 SHEET = 4 << 30  # bytes of address space a worker shares each way; memory is taken only as tensors fill it
 ATTEMPTS = 3  # how often a client's work is begun again after its worker died
+WINDOW = 8  # requests for each worker that may be done ahead of the first unfinished one, so that their replies wait
 
 
 class Worker:
     """One forked process, the pipe to it, and the two sheets of shared memory for what goes there and back."""
 
-    def __init__(self, bench: Bench, others: Sequence["Worker"]) -> None:
+    def __init__(self, sites: Place, others: Sequence["Worker"]) -> None:
         self.inbox, self.outbox = Sheet(SHEET), Sheet(SHEET)
         self.pipe, far_end = get_context("fork").Pipe()
         not_its_own = [self.pipe, *(other.pipe for other in others)]
         self.process: BaseProcess = get_context("fork").Process(
             target=_work,
-            args=(bench, far_end, self.inbox, self.outbox, not_its_own, os.getpid()),
+            args=(sites, far_end, self.inbox, self.outbox, not_its_own, os.getpid()),
             daemon=True,
         )
         with warnings.catch_warnings():  # newer Pythons warn of threads; these workers use none of this process's
@@ -43,16 +49,19 @@ class Worker:
             self.process.start()
         far_end.close()
 
-    def begin(self, task: Task) -> None:
-        message, room = self.inbox.write(task.message)
-        state, _ = self.inbox.write(task.state(), room)
-        self.pipe.send((task.kind, task.round, task.clients, message, state))
+    def begin(self, request: Request, state: State) -> None:
+        message, room = self.inbox.write(request.message)
+        places, _ = self.inbox.write(state, room)
+        self.pipe.send((replace(request, message={}), message, places))
 
-    def finish(self) -> Result:
-        """The result of the present task; EOFError or OSError if the worker died over it."""
-        result, reply, state = self.pipe.recv()
-        result.reply, result.state = copied(self.outbox.read(reply)), copied(self.outbox.read(state))
-        return result  # type: ignore[no-any-return]
+    def finish(self) -> tuple[Reply, State]:
+        """The reply to the present request; EOFError or OSError if the worker died over it."""
+        reply, upload, state, failure = self.pipe.recv()
+        if failure is not None:
+            reply.cause, text = failure
+            reply.cause.__cause__ = RemoteTraceback(text)
+        reply.upload = copied(self.outbox.read(upload))
+        return reply, copied(self.outbox.read(state))
 
     def end(self) -> None:
         self.process.kill()
@@ -61,72 +70,71 @@ class Worker:
         self.pipe.close()
 
 
-class Processes:
-    """Persistent worker processes, forked once for the run."""
+class Processes(InProcess):
+    """Persistent worker processes, forked once for the run. States stay here; only work goes to them."""
 
-    def __init__(self, bench: Bench, workers: int) -> None:
-        self.bench = bench
+    def __init__(self, sites: Place, workers: int) -> None:
+        super().__init__(sites)
         self.workers = workers
         self._all: list[Worker] = []
         self._idle: list[Worker] = []
-        self._busy: dict[Connection, tuple[Worker, Task]] = {}
+        self._busy: dict[Connection, tuple[Worker, int]] = {}
         self._hire()
 
     def _hire(self) -> None:
         """Fork workers until there are as many as there should be."""
         while len(self._all) < self.workers:
-            self._all.append(Worker(self.bench, self._all))
+            self._all.append(Worker(self._sites, self._all))
             self._idle.append(self._all[-1])
 
     def _dismiss(self, worker: Worker) -> None:
         self._all.remove(worker)
         worker.end()
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """The results of the tasks, in the order in which they are done."""
-        waiting = deque(sorted(tasks, key=self._size, reverse=True))
-        deaths: Counter[tuple[int, ...]] = Counter()
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """Send requests and yield the replies as they come, no more than a window ahead of the first unfinished one."""
+        all_requests = list(self._sites.split(requests))
+        queue = Queue([self._sites.size(request) for request in all_requests], WINDOW * self.workers)
+        deaths: Counter[int] = Counter()
         self._hire()
         try:
-            while waiting or self._busy:
-                while waiting and self._idle:
-                    self._give(waiting.popleft())
+            while queue.waiting or self._busy:
+                while self._idle and (number := queue.next()) is not None:
+                    self._give(number, all_requests[number])
                 ready = wait(list(self._busy))
                 for pipe in [pipe for pipe in self._busy if pipe in ready]:
-                    worker, task = self._busy.pop(pipe)
+                    worker, number = self._busy.pop(pipe)
+                    request = all_requests[number]
                     try:
-                        result = worker.finish()
+                        reply, state = worker.finish()
                     except (EOFError, OSError):
                         self._dismiss(worker)
                         self._hire()
-                        deaths[task.clients] += 1
-                        if deaths[task.clients] < ATTEMPTS:
-                            waiting.appendleft(task)
+                        deaths[number] += 1
+                        if deaths[number] < ATTEMPTS:
+                            queue.again(number)
                             continue
-                        result = Result(task.clients, error=f"its worker process died {ATTEMPTS} times over its work")
+                        error = f"its worker process died {ATTEMPTS} times over its work"
+                        reply, state = Reply(request.clients, error=error), {}
                     else:
                         self._idle.append(worker)
-                    yield result
-        finally:  # nobody waits for the rest: let no worker go on with it
-            for worker, _ in self._busy.values():
+                    queue.finish(number)
+                    yield self._sites.finish(request, reply, state)
+        finally:  # nobody waits for the rest: let no worker go on with it, nor be lost between two tasks
+            for worker in [worker for worker in self._all if worker not in self._idle]:
                 self._dismiss(worker)
             self._busy = {}
 
-    def _give(self, task: Task) -> None:
+    def _give(self, number: int, request: Request) -> None:
         worker = self._idle.pop()
         try:
-            worker.begin(task)
+            worker.begin(request, self._sites.begin(request))
         except (BrokenPipeError, ConnectionError):  # it died while it was idle
             self._dismiss(worker)
             self._hire()
-            self._give(task)
+            self._give(number, request)
         else:
-            self._busy[worker.pipe] = (worker, task)
-
-    def _size(self, task: Task) -> int:
-        first, last = (1, 3) if task.kind.startswith("evaluate") else (0, 1)
-        places = [self.bench.data.places[client] for client in task.clients]
-        return sum(place[last] - place[first] for place in places)
+            self._busy[worker.pipe] = (worker, number)
 
     def close(self) -> None:
         """End all workers."""
@@ -136,9 +144,9 @@ class Processes:
 
 
 def _work(
-    bench: Bench, pipe: Connection, inbox: Sheet, outbox: Sheet, not_its_own: list[Connection], parent: int
+    sites: Place, pipe: Connection, inbox: Sheet, outbox: Sheet, not_its_own: list[Connection], parent: int
 ) -> None:
-    """A worker's life: tasks from the pipe until it closes. Ctrl-C is the parent's to handle."""
+    """A worker's life: requests from the pipe until it closes. Ctrl-C is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -147,17 +155,30 @@ def _work(
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     while True:
         try:
-            kind, round, clients, message, state = pipe.recv()
+            request, message, state = pipe.recv()
         except EOFError:
             return
-        result = bench.do(Task(kind, round, clients, inbox.read(message), partial(dict, inbox.read(state))))
+        reply, after = sites.work(replace(request, message=inbox.read(message)), dict(inbox.read(state)))
         try:
-            reply, room = outbox.write(result.reply)
-            state, _ = outbox.write(result.state, room)
+            upload, room = outbox.write(reply.upload)
+            places, _ = outbox.write(after, room)
         except FedtailorError as error:  # more than fits
-            result, reply, state = Result(clients, error=str(error).rstrip(".")), [], []
-        result.reply, result.state = {}, {}
-        pipe.send((result, reply, state))
+            reply, upload, places = Reply(request.clients, error=str(error).rstrip(".")), [], []
+        failure = _portable(reply.cause)
+        reply.upload, reply.cause = {}, None
+        pipe.send((reply, upload, places, failure))
+
+
+def _portable(error: BaseException | None) -> tuple[BaseException, str] | None:
+    """An exception that can be sent, and the text of its traceback."""
+    if error is None:
+        return None
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception of the user's own may do anything
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return error, text
 
 
 def _end_with(parent: int) -> None:

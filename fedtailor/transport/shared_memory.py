@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
-from fedtailor.local.client import Message, State
+from fedtailor.messages import Message, State
 
 ALIGNMENT = 64  # bytes: what PyTorch's own allocator gives, so that kernels compute alike on either side
 
-Layout = list[tuple[str, str, tuple[int, ...], int]]  # name, type, shape and offset of each tensor
+Places = list[tuple[str, str, tuple[int, ...], int]]  # name, type, shape and offset of each tensor
 
 
 class Sheet:
@@ -30,23 +30,23 @@ class Sheet:
         self.memory = mmap.mmap(-1, size, flags=flags)
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
 
-    def write(self, tensors: Message, offset: int = 0) -> tuple[Layout, int]:
+    def write(self, tensors: Message, offset: int = 0) -> tuple[Places, int]:
         """Put the tensors here, from this offset on; return where each is, and where the free room begins."""
-        layout: Layout = []
+        places: Places = []
         for name, tensor in tensors.items():
             if offset + tensor.nbytes > len(self.bytes):
                 raise FedtailorError(
                     f"Messages and states of more than {len(self.bytes) / 1e9:.3g} GB do not fit what a worker shares: "
                     "use --engine in-process."
                 )
-            layout.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset))
-            self._view(layout[-1]).copy_(tensor.detach())
+            places.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset))
+            self._view(places[-1]).copy_(tensor.detach())
             offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        return layout, offset
+        return places, offset
 
-    def read(self, layout: Layout) -> State:
+    def read(self, places: Places) -> State:
         """The tensors as views of this memory: good until it is written again."""
-        return {entry[0]: self._view(entry) for entry in layout}
+        return {entry[0]: self._view(entry) for entry in places}
 
     def _view(self, entry: tuple[str, str, tuple[int, ...], int]) -> Tensor:
         _, kind, shape, offset = entry

@@ -1,6 +1,7 @@
 """Bad input: one clear sentence, exit code 2, and nothing written."""
 
 import gzip
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -410,7 +411,53 @@ class TestOwnCode:
             "        raise RuntimeError('no battery')\n",
         )
         answer = _ended(call, "run", "tests_cli_bad:Mine", *SMALL, "--on-failure", "stop")
-        assert answer.err == "Error: Mine, round 1: clients 0, 1, 2 failed: RuntimeError: no battery.\n"
+        assert answer.err == (
+            "Error: Mine, round 1: clients 0, 1, 2 failed: RuntimeError: no battery (tests_cli_bad.py, line 4).\n"
+        )
+        assert "Traceback" not in answer.err
+
+    @pytest.mark.parametrize(
+        ("step", "fault", "place"),
+        [
+            ("train", "KeyError('thetta')", "client 0"),
+            ("train", "EOFError('over')", "client 0"),
+            ("receive", "FileNotFoundError(2, 'not there', 'weights.bin')", "receive"),
+        ],
+    )
+    def test_debugging_shows_where_the_method_went_wrong(self, call: Call, step: str, fault: str, place: str) -> None:
+        write(
+            "tests_cli_bad.py",
+            "from fedtailor.methods.fedavg import FedAvg\n"
+            "class Bad(FedAvg):\n"
+            f"    def {step}(self, *arguments):\n"
+            f"        raise {fault}\n",
+        )
+        answer = call("run", "tests_cli_bad:Bad", *SMALL[:4], "--workers", 2, "--debug", "--out", "here")
+        assert answer.code == 1
+        lines = answer.err.splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        where = next(number for number, line in enumerate(lines) if "tests_cli_bad.py" in line)
+        assert lines[where] == f'  File "{Path("tests_cli_bad.py").resolve()}", line 4, in {step}'
+        assert lines[where + 1].strip() == f"raise {fault}"
+        assert lines[-2].startswith(fault.partition("(")[0])
+        assert lines[-1] == f"In Bad, round 1, {place}."
+        assert answer.out == ""
+        write("tests_cli_bad.py", "from fedtailor.methods.fedavg import FedAvg as Bad\n")
+        sys.modules.pop("tests_cli_bad")
+        assert "1 of 1 rounds" in done(call("resume", "here"))  # with the fault mended
+
+    def test_what_a_user_can_mend_is_one_sentence_with_debugging_too(self, call: Call) -> None:
+        assert "'mnist'" in refusal(call, "run", "fedavg", *SMALL, "--data", "mnits", "--debug")
+        write(
+            "tests_cli_bad.py",
+            "from fedtailor import FedtailorError\n"
+            "from fedtailor.methods.fedavg import FedAvg\n"
+            "class Bad(FedAvg):\n"
+            "    def train(self, client, message):\n"
+            "        raise FedtailorError('This needs more clients.')\n",
+        )
+        answer = _ended(call, "run", "tests_cli_bad:Bad", *SMALL, "--debug")
+        assert answer.err == "Error: This needs more clients.\n"
 
 
 def _ended(call: Call, *words: object) -> Answer:

@@ -17,13 +17,16 @@ import fedtailor
 from fedtailor.cli import COMMANDS, display
 from fedtailor.experiment import Evaluation, Experiment
 from fedtailor.methods.ditto import Ditto
-from fedtailor.server.loop import Federation
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import RoundRecord
+from fedtailor.transport import Transport
 from tests.cli.calling import Answer, Call, contents, done
-from tests.helpers import files, numbers
+from tests.helpers import files
 
 SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
 FILES = {"experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json", "lock", "checkpoint"}
 
+MODULES = sorted({f"fedtailor.cli.{module}" for module, _ in COMMANDS.values()})
 DEFAULTS = {
     "--data": "digits",
     "--data-dir": "FEDTAILOR_DATA, else ./data",
@@ -62,6 +65,11 @@ def rounds_of(directory: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(directory) / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records without their times."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
 def write(path: str, text: str) -> str:
     Path(path).write_text(text, encoding="utf-8")
     return path
@@ -98,15 +106,15 @@ class TestRun:
     def test_the_run_directory_holds_the_documented_files_and_nothing_else(self, call: Call) -> None:
         done(call("run", "ditto", *SMALL, "--out", "here"))
         assert set(os.listdir("here")) == FILES
-        assert set(os.listdir("here/checkpoint")) == {
+        assert files(Path("here/checkpoint")).keys() == {
             "manifest.json",
             "server-round-2.safetensors",
-            *(f"client-{client}-round-2.safetensors" for client in range(3)),
+            *(f"sites/client-{client}-round-2.safetensors" for client in range(3)),
         }
         assert [record["round"] for record in rounds_of("here")] == [1, 2]
         assert os.listdir() == ["here"]
 
-    def test_a_round_is_recorded_with_its_figures(self, call: Call) -> None:
+    def test_a_round_is_recorded_with_its_metrics(self, call: Call) -> None:
         done(call("run", "fedavg", *SMALL, "--out", "here"))
         asked = {"accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "bytes_up", "bytes_down", "seconds"}
         for record in rounds_of("here"):
@@ -128,7 +136,7 @@ class TestRun:
         done(call("run", "local", "fedavg", *SMALL))
         assert sorted(os.listdir("runs")) == ["fedavg-digits-1", "local-digits-1"]
 
-    def test_the_table_says_what_its_figures_mean(self, call: Call) -> None:
+    def test_the_table_says_what_its_metrics_mean(self, call: Call) -> None:
         text = " ".join(done(call("run", "fedavg", *SMALL, "--fine-tune", 2, "--evaluate-average", "sample")).split())
         meaning = "Test accuracy in % of personal models, fine-tuned for 2 epochs, all clients, mean over test samples"
         assert meaning in text
@@ -143,7 +151,7 @@ class TestRun:
             assert float(speed.replace(",", "")) > 0
             parts = [float(cell) for cell in (sending, training, aggregation, evaluation, rest)]
             run = fedtailor.load(f"runs/{method}-digits-{1 + (method == 'fedavg')}")
-            seconds = sum(record["seconds"] for record in run.rounds)
+            seconds = sum(record.seconds for record in run.rounds)
             assert sum(parts) == pytest.approx(seconds, abs=0.05)
 
     @pytest.mark.parametrize("columns", [80, 200])
@@ -266,8 +274,9 @@ class TestRun:
         assert answer.code == 0
         lines = answer.err.splitlines()
         assert len(lines) == 2
+        fault = "RuntimeError: [no] battery (tests_cli_failing.py, line 5)"
         for number, line in enumerate(lines, 1):
-            assert line == f"Warning: Failing, round {number}: client 1 left out: RuntimeError: [no] battery."
+            assert line == f"Warning: Failing, round {number}: client 1 left out: {fault}."
         assert [record["failed"] for record in rounds_of("here")] == [[1], [1]]
 
 
@@ -309,15 +318,15 @@ class TestInterruption:
     ) -> None:
         words = ("--clients", 3, "--rounds", 4, "--engine", "in-process")
         done(call("run", "ditto", *words, "--out", "whole"))
-        whole_round = Federation.round
+        whole_round = Loop.round
 
-        def interrupted_round(federation: Federation, number: int) -> dict[str, Any]:
+        def interrupted_round(loop: Loop, number: int, transport: Transport) -> RoundRecord:
             if number == 3:
                 raise KeyboardInterrupt
-            return whole_round(federation, number)
+            return whole_round(loop, number, transport)
 
         with monkeypatch.context() as interrupted:
-            interrupted.setattr(Federation, "round", interrupted_round)
+            interrupted.setattr(Loop, "round", interrupted_round)
             answer = call("run", "ditto", *words, "--out", "here")
         assert answer == Answer(130, "", "Interrupted. Continue with: fedtailor resume here\n")
         assert [record["round"] for record in rounds_of("here")] == [1, 2]
@@ -340,7 +349,7 @@ class TestInterruption:
 
 
 class TestShow:
-    def test_the_figures_the_rounds_and_the_clients(self, call: Call) -> None:
+    def test_the_metrics_the_rounds_and_the_clients(self, call: Call) -> None:
         done(call("run", "fedavg", *SMALL, "--out", "here"))
         text = done(call("show", "here"))
         last = rounds_of("here")[-1]
@@ -395,7 +404,7 @@ class TestShow:
 class TestCatalogues:
     def test_methods(self, call: Call) -> None:
         rows = json.loads(done(call("methods", "--json")))
-        assert all(row.keys() == {"name", "summary", "parameters", "paper"} for row in rows)
+        assert all(row.keys() == {"name", "summary", "parameters", "uploads", "paper"} for row in rows)
         by_name = {row["name"]: row for row in rows}
         assert len(rows) == len(by_name) == 26
         assert by_name["pgfedmo"]["parameters"]["beta"]["default"] == 0.5
@@ -405,6 +414,24 @@ class TestCatalogues:
         text = done(call("methods"))
         assert all(name in text for name in by_name)
         assert f"lam={Ditto().lam}" in text
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_methods_say_what_leaves_a_client(self, call: Call, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+        monkeypatch.setattr(display.out, "width", columns)
+        uploads = {row["name"]: row["uploads"] for row in json.loads(done(call("methods", "--json")))}
+        assert uploads["local"] == {}
+        assert uploads["scaffold"] == {"theta": "plain mean", "change": "plain mean"}
+        assert uploads["apfl"] == {"theta": "mean by samples", "alpha": "each client's own"}
+        lines = done(call("methods")).splitlines()
+        assert "what leaves a client" in "\n".join(lines[:5])
+        first = {name: next(at for at, line in enumerate(lines) if line.startswith(f" {name} ")) for name in uploads}
+        ends = dict(zip(first, [*list(first.values())[1:], len(lines)], strict=True))
+        shown = {name: "\n".join(lines[first[name] : ends[name]]) for name in first}
+        assert "nothing" in shown["local"]
+        assert "theta, change: plain mean" in shown["scaffold"]
+        for said in ("theta: mean by samples", "alpha: each client's own"):
+            assert said in shown["apfl"]
+        assert "…" not in "".join(lines)
 
     def test_models(self, call: Call) -> None:
         rows = json.loads(done(call("models", "--json")))
@@ -447,31 +474,31 @@ class TestCatalogues:
 class TestPartitions:
     def test_the_table_counts_every_sample_of_every_client(self, call: Call) -> None:
         words = ("data", "digits", "--clients", 4, "--partition", "classes:2", "--seed", 3)
-        dealt = json.loads(done(call(*words, "--json")))
-        assert dealt["clients"] == ["0", "1", "2", "3"]
-        assert dealt["classes"] == [str(digit) for digit in range(10)]
-        table = np.array([dealt["train"], dealt["validation"], dealt["test"]])
+        partition = json.loads(done(call(*words, "--json")))
+        assert partition["clients"] == ["0", "1", "2", "3"]
+        assert partition["classes"] == [str(digit) for digit in range(10)]
+        table = np.array([partition["train"], partition["validation"], partition["test"]])
         assert table.shape == (3, 4, 10)
         assert ((table.sum(0) > 0).sum(1) == 2).all()
         lines = [line for line in done(call(*words)).splitlines() if re.match(r"\W*\d+ ", line)]
         assert len(lines) == 4
         for client, line in enumerate(lines):
-            figures = [0 if cell == "·" else int(cell) for cell in re.findall(r"\d+|·", line)]
-            assert figures == [client, *table[:, client].sum(1).tolist(), *table[:, client].sum(0).tolist()]
+            counts = [0 if cell == "·" else int(cell) for cell in re.findall(r"\d+|·", line)]
+            assert counts == [client, *table[:, client].sum(1).tolist(), *table[:, client].sum(0).tolist()]
             assert {"░", "▒", "▓", "█"} & set(line)
 
     def test_it_is_the_partition_of_a_run(self, call: Call) -> None:
         words = ("--clients", 3, "--partition", "quantity:0.5", "--seed", 2)
-        dealt = json.loads(done(call("data", "digits", *words, "--json")))
+        partition = json.loads(done(call("data", "digits", *words, "--json")))
         done(call("run", "fedavg", "--rounds", 1, "--engine", "in-process", *words, "--out", "here"))
         recorded = json.loads(Path("here/partition.json").read_text())
         assert recorded.pop("network")  # the run's own: a checksum of the first vector
-        assert recorded == dealt
+        assert recorded == partition
 
     def test_natural_clients_keep_their_names(self, call: Call) -> None:
         own_data("scans.npz", clients=("Aachen", "Bonn [west]", "[/]"))
-        dealt = json.loads(done(call("data", "scans.npz", "--json")))
-        assert sorted(dealt["clients"]) == ["Aachen", "Bonn [west]", "[/]"]
+        partition = json.loads(done(call("data", "scans.npz", "--json")))
+        assert sorted(partition["clients"]) == ["Aachen", "Bonn [west]", "[/]"]
         text = done(call("data", "scans.npz"))
         assert "scans.npz: 60 samples, 3 clients" in text
         assert all(name in text for name in ("Aachen", "Bonn [west]", "[/]"))
@@ -489,11 +516,11 @@ class TestPartitions:
         text = done(call(*words))
         assert {int(number) for number in re.findall(r"(\d+) \(new\)", text)} == set(new)
 
-    def test_many_classes_get_a_image_in_place_of_columns(self, call: Call) -> None:
+    def test_many_classes_get_shades_in_place_of_columns(self, call: Call) -> None:
         own_data("many.npz", classes=45)
         words = ("data", "many.npz", "--clients", 2, "--partition", "iid", "--min-samples", 1)
-        dealt = json.loads(done(call(*words, "--json")))
-        counts = np.array([dealt["train"], dealt["validation"], dealt["test"]]).sum(0)
+        partition = json.loads(done(call(*words, "--json")))
+        counts = np.array([partition["train"], partition["validation"], partition["test"]]).sum(0)
         lines = [line for line in done(call(*words)).splitlines() if re.match(r"\W*\d+ ", line)]
         assert len(lines) == 2
         for line, row in zip(lines, counts, strict=True):
@@ -548,7 +575,7 @@ class TestHelp:
     @pytest.mark.parametrize(
         ("calls", "without"),
         [
-            ([["--help"]], ["torch", "sklearn", "numpy", "pydantic", "fedtailor.cli.running"]),
+            ([["--help"]], ["torch", "sklearn", "numpy", "pydantic", "fedtailor.cli.options", *MODULES]),
             ([["run", "--help"], ["data", "--help"], ["--version"]], ["torch", "sklearn", "numpy"]),
         ],
     )
@@ -572,10 +599,27 @@ class TestHelp:
 
     def test_help_has_the_first_line_of_every_command(self, call: Call) -> None:
         text = done(call("--help"))
-        for module, names in COMMANDS.items():
-            for name in names:
-                command = getattr(importlib.import_module(f"fedtailor.cli.{module}"), name)
-                assert re.search(rf"^│ {name} +{re.escape(command.__doc__.splitlines()[0])} +│$", text, re.MULTILINE)
+        for name, (module, summary) in COMMANDS.items():
+            command = getattr(importlib.import_module(f"fedtailor.cli.{module}"), name)
+            assert command.__doc__.splitlines()[0] == summary
+            assert re.search(rf"^│ {name} +{re.escape(summary)} +│$", text, re.MULTILINE)
+
+    def test_options_are_not_cut_on_a_page_of_80_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        names = [name for name in Experiment.model_fields if name not in ("method", "parameters", "evaluation")]
+        names += [name if name in ("fine_tune", "choose") else f"evaluate_{name}" for name in Evaluation.model_fields]
+        text = done(call("run", "--help"))
+        flags = ["--" + name.replace("_", "-") for name in names]
+        assert [flag for flag in flags if not re.search(rf"^│ {flag}[ ,]", text, re.MULTILINE)] == []
+
+    def test_what_a_file_turns_on_can_be_turned_off(self, call: Call) -> None:
+        file = write("mine.toml", "clients = 3\nrounds = 1\ndrop_last = true\n[evaluation]\ntrain = true\n")
+        done(call("run", file, "--engine", "in-process", "--out", "on"))
+        done(call("run", file, "--engine", "in-process", "--no-drop-last", "--no-evaluate-train", "--out", "off"))
+        done(call("run", "fedavg", *SMALL, "--drop-last", "--evaluate-train", "--out", "given"))
+        for name, there in (("on", True), ("off", False), ("given", True)):
+            settings = settings_of(name)
+            assert (settings["drop_last"], settings["evaluation"]["train"]) == (there, there)
 
 
 class TestPipes:

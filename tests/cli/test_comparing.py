@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 
 from fedtailor.cli import watching
-from fedtailor.server.loop import Federation
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import RoundRecord
+from fedtailor.transport import Transport
 from tests.cli.calling import Call, contents, done, refusal, usage_error
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
@@ -43,14 +45,14 @@ def _without_speed(text: str, end: str | None) -> list[list[str]]:
 
 def interrupted_in(monkeypatch: pytest.MonkeyPatch, method: str, round: int) -> None:
     """Ctrl-C in this round of a method's run."""
-    whole_round = Federation.round
+    whole_round = Loop.round
 
-    def stopped(federation: Federation, number: int) -> dict[str, Any]:
-        if federation.experiment.method == method and number == round:
+    def stopped(loop: Loop, number: int, transport: Transport) -> RoundRecord:
+        if loop.experiment.method == method and number == round:
             raise KeyboardInterrupt
-        return whole_round(federation, number)
+        return whole_round(loop, number, transport)
 
-    monkeypatch.setattr(Federation, "round", stopped)
+    monkeypatch.setattr(Loop, "round", stopped)
 
 
 class TestCompare:

@@ -12,6 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import fedtailor as ft
+from fedtailor.server.records import RoundRecord
 from tests.cli.calling import Call, contents, done, refusal
 
 SMALL: dict[str, Any] = {
@@ -40,7 +41,7 @@ def test_export_then_predict_gives_the_accuracy_that_show_prints(run: ft.RunResu
     assert lines[2] == "model.load_state_dict(load_file('models/client-3.safetensors'))"
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)  # as printed, from here
-    x, y = run._federation.data.test(3)
+    x, y = run.data.client(3).test
     assert (names["model"](x).argmax(1) == y).double().mean().item() == recorded
     words = ("predict", "models/client-3.safetensors", "--run", "runs/ditto", "--client", 3, "--part", "test")
     assert json.loads(done(call(*words, "--json")))["accuracy"] == recorded
@@ -60,7 +61,7 @@ def test_export_of_all_and_of_the_global_model(run: ft.RunResult, call: Call) ->
 
 
 def test_an_unfinished_run_is_exported_and_adapted_with_a_note(call: Call) -> None:
-    def stop(record: dict[str, Any]) -> None:
+    def stop(record: RoundRecord) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -132,11 +133,11 @@ def test_adapt_prints_both_curves_and_writes_what_it_found(run: ft.RunResult, ca
     assert "2 new clients" in said
     for epoch in range(3):
         mine, local = outcome.adapted[epoch], outcome.local[epoch]
-        shown = [f"{100 * one['accuracy']:.2f} ± {100 * one['accuracy_std']:.2f}" for one in (mine, local)]
+        shown = [f"{100 * one.accuracy:.2f} ± {100 * one.accuracy_std:.2f}" for one in (mine, local)]
         assert re.search(rf"^ *{epoch} +{shown[0]} +{shown[1]}", said, re.MULTILINE)
-    assert json.loads(Path("new/adapt.json").read_text())["adapted"][2]["accuracy"] == outcome.adapted[2]["accuracy"]
+    assert json.loads(Path("new/adapt.json").read_text())["adapted"][2]["accuracy"] == outcome.adapted[2].accuracy
     predicted = ("predict", "new/adapted-5.safetensors", "--run", "runs/ditto", "--client", 5, "--part", "test")
-    accuracy = outcome.per_client[5]["adapted"][2]["accuracy"]
+    accuracy = outcome.per_client[5].adapted[2].accuracy
     assert json.loads(done(call(*predicted, "--json")))["accuracy"] == accuracy
     x, y = load_digits().images[:60, None] / 16, load_digits().target[:60]
     np.savez("clinics.npz", x=x, y=y, client=np.array(["a", "b"])[np.arange(60) % 2])
@@ -222,7 +223,7 @@ def test_ctrl_c(run: ft.RunResult, call: Call, monkeypatch: pytest.MonkeyPatch) 
     def at_once(*words: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.deploy.adapting.make_engine", at_once)
+    monkeypatch.setattr("fedtailor.deploy.adapting.make_transport", at_once)
     answer = call("adapt", "runs/ditto", "--to", "new")
     assert (answer.code, answer.err) == (130, "Interrupted: nothing was written.\n")
     assert not Path("new").exists()

@@ -36,8 +36,8 @@ def test_a_clients_data_are_slices_of_one_tensor() -> None:
             assert torch.equal(x, split.x[part])
             assert torch.equal(y, split.y[part])
             assert x.untyped_storage().data_ptr() == split.x.untyped_storage().data_ptr()
-    assert (split.clients, split.names) == (5, ("0", "1", "2", "3", "4"))
-    assert split.samples.tolist() == [len(split.train(client)[1]) for client in range(5)]
+    assert (split.n_clients, split.names) == (5, ("0", "1", "2", "3", "4"))
+    assert split.n_samples.tolist() == [len(split.train(client)[1]) for client in range(5)]
 
 
 def test_fractions_of_each_client() -> None:
@@ -63,7 +63,7 @@ def test_counts_by_split_add_up() -> None:
     split = federate(toy(), clients=5)
     parts = [split.counts(part) for part in ("train", "validation", "test")]
     assert torch.equal(torch.stack(parts).sum(0), split.counts())
-    assert parts[0].sum(1).tolist() == split.samples.tolist()
+    assert parts[0].sum(1).tolist() == split.n_samples.tolist()
     for client in range(5):
         assert parts[2][client].tolist() == split.test(client)[1].bincount(minlength=10).tolist()
     with pytest.raises(FedtailorError, match="did you mean 'train'"):
@@ -186,9 +186,9 @@ def test_features_are_only_cast() -> None:
 
 
 def test_twenty_clients_unless_said_and_the_natural_number_where_natural() -> None:
-    assert federate(toy(), partition="iid").clients == 20
-    assert federate(natural(20, 30), partition="natural").clients == 2
-    assert federate(natural(20, 30), partition="natural", clients=2).clients == 2
+    assert federate(toy(), partition="iid").n_clients == 20
+    assert federate(natural(20, 30), partition="natural").n_clients == 2
+    assert federate(natural(20, 30), partition="natural", clients=2).n_clients == 2
     with pytest.raises(FedtailorError, match="has 2 natural clients, not 20"):
         federate(natural(20, 30), partition="natural", clients=20)
 
@@ -214,13 +214,21 @@ def test_refusals(options: dict[str, object], sentence: str) -> None:
         federate(toy(), partition="iid", **options)
 
 
-def test_held_out_samples_lie_behind_each_other() -> None:
+def test_a_client_holds_its_own_samples_without_a_copy() -> None:
     split = federate(toy(), partition="iid", clients=4)
-    x, lengths = split.held_out([2, 0])
-    expected = [split.validation(2)[0], split.test(2)[0], split.validation(0)[0], split.test(0)[0]]
-    assert torch.equal(x, torch.cat(expected))
-    assert lengths == [30, 30]
-    assert torch.equal(split.held_out([1])[0], torch.cat([split.validation(1)[0], split.test(1)[0]]))
+    assert len(split.client(2).held_out) == 30
+    for number in range(4):
+        client = split.client(number)
+        assert (client.name, client.n_classes) == (str(number), None)
+        for part, whole in (
+            (client.train, split.train(number)),
+            (client.validation, split.validation(number)),
+            (client.test, split.test(number)),
+        ):
+            assert torch.equal(part[0], whole[0])
+            assert torch.equal(part[1], whole[1])
+        assert torch.equal(client.held_out, torch.cat([client.validation[0], client.test[0]]))
+        assert client.held_out.untyped_storage().data_ptr() == split.x.untyped_storage().data_ptr()
 
 
 def test_fingerprint_tells_data_apart() -> None:
@@ -248,9 +256,9 @@ def test_each_natural_client_is_dealt_to_several() -> None:
     data = natural(300, 200)
     dealt = federate(data, partition="natural+dirichlet:0.5", clients=6, test=0, validation=0)
     assert dealt.names == tuple(f"{name}-{number}" for name in data.client_names for number in range(3))
-    assert dealt.samples[:3].sum() == 300
-    assert dealt.samples[3:].sum() == 200
-    both = federate(natural(200, 200), partition="natural+quantity:0.5", clients=4, test=0, validation=0).samples
+    assert dealt.n_samples[:3].sum() == 300
+    assert dealt.n_samples[3:].sum() == 200
+    both = federate(natural(200, 200), partition="natural+quantity:0.5", clients=4, test=0, validation=0).n_samples
     assert both[:2].tolist() != both[2:].tolist()  # draws of their own
     with pytest.raises(FedtailorError, match="a multiple of the 2 clients"):
         federate(data, partition="natural+iid", clients=5)

@@ -113,7 +113,7 @@ def test_truncated_image_is_named(tmp_path: Path) -> None:
         write_files(tmp_path / "omniglot", contents(half))
     file = tmp_path / "omniglot/images_background/Greek/character02/0001_03.png"
     file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(FedtailorError, match=r"character02/0001_03\.png cannot be read: it is not a image"):
+    with pytest.raises(FedtailorError, match=r"character02/0001_03\.png cannot be read: it is not an image"):
         load("omniglot", tmp_path)
 
 

@@ -210,7 +210,7 @@ def test_folder_refusals(tmp_path: Path) -> None:
     with pytest.raises(FedtailorError, match="needs them as client/class/image"):
         load(str(tmp_path / "clinic"))
     write_files(tmp_path / "clinic", {"a/ill/1.png": image(7)[:40]})
-    with pytest.raises(FedtailorError, match=r"1\.png cannot be read: it is not a image, or truncated"):
+    with pytest.raises(FedtailorError, match=r"1\.png cannot be read: it is not an image, or truncated"):
         load(str(tmp_path / "clinic"))
     write_files(tmp_path / "clinic", {"a/ill/1.png": png(np.zeros((4, 4), dtype=np.uint16))})
     with pytest.raises(FedtailorError, match="more than 8 bits per pixel"):

@@ -199,7 +199,7 @@ def test_five_clients_out_of_three_samples_are_refused() -> None:
 @pytest.mark.parametrize("spec", ["dirichlet:0.3", "dirichlet-plain:1", "classes:1", "classes-random:1", "pairs"])
 def test_regression_cannot_be_dealt_by_class(spec: str) -> None:
     data = dataclasses.replace(toy(200), y=torch.rand(200), classes=())
-    with pytest.raises(FedtailorError, match="deals by class, but these targets are numbers: use iid, quantity or"):
+    with pytest.raises(FedtailorError, match="draws by class, but these targets are numbers: use iid, quantity or"):
         federate(data, partition=spec, clients=4)
     for other in ("iid", "quantity:5"):
         assert int(federate(data, partition=other, clients=4).counts().sum()) == 200

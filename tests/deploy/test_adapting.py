@@ -1,6 +1,7 @@
 """Clients that never took part: the method's own model for them, epoch by epoch, beside one from scratch."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def test_each_epoch_is_what_a_run_that_fine_tunes_so_long_measures_of_its_new_cl
     for epochs in (0, 3):
         run = ft.run(method, **SMALL, evaluation={"clients": "new", "fine_tune": epochs})
         for client, metrics in run.per_client.items():
-            assert outcome.per_client[client]["adapted"][epochs] == pytest.approx(metrics, rel=1e-6)
-        assert outcome.adapted[epochs]["accuracy"] == pytest.approx(run.accuracy, abs=1e-12)
+            assert asdict(outcome.per_client[client].adapted[epochs]) == pytest.approx(asdict(metrics), rel=1e-6)
+        assert outcome.adapted[epochs].accuracy == pytest.approx(run.accuracy, abs=1e-12)
 
 
 def test_the_reference_begins_with_the_networks_first_vector_and_sees_the_same_batches() -> None:
@@ -42,8 +43,11 @@ def test_the_reference_begins_with_the_networks_first_vector_and_sees_the_same_b
     for epochs in range(3):
         alone = ft.run("local", **SMALL, evaluation={"clients": "new", "fine_tune": epochs})
         for client, metrics in alone.per_client.items():
-            assert outcome.per_client[client]["local"][epochs] == pytest.approx(metrics, rel=1e-6)
-    assert outcome.local[2]["accuracy"] > outcome.local[0]["accuracy"]
+            assert asdict(outcome.per_client[client].local[epochs]) == pytest.approx(asdict(metrics), rel=1e-6)
+    first, _, last = (of_epoch.accuracy for of_epoch in outcome.local)
+    assert first is not None
+    assert last is not None
+    assert last > first
 
 
 def test_the_number_of_workers_does_not_matter(tmp_path: Path) -> None:
@@ -66,18 +70,20 @@ def test_what_is_exported_is_the_model_after_the_last_epoch(tmp_path: Path) -> N
     for client in (4, 5, 6):
         file = tmp_path / f"adapted-{client}.safetensors"
         about = json.loads(file.with_suffix(".json").read_text())
-        x, y = result._federation.data.test(client)
+        x, y = result.data.test(client)
         hits = (ft.load_model(file)(x).argmax(1) == y).double().mean().item()
-        assert hits == about["accuracy"] == outcome.per_client[client]["adapted"][2]["accuracy"]
+        assert hits == about["accuracy"] == outcome.per_client[client].adapted[2].accuracy
         assert (about["kind"], about["client"], about["fine_tuned"]) == ("adapted", client, 2)
         for name, tensor in load_file(file).items():
             assert torch.equal(tensor, outcome.models[client][name])
     written = json.loads((tmp_path / "adapt.json").read_text())
-    assert [record["accuracy"] for record in written["adapted"]] == [one["accuracy"] for one in outcome.adapted]
-    assert [one["local"] for one in written["clients"]] == [one["local"] for one in outcome.per_client.values()]
+    assert [record["accuracy"] for record in written["adapted"]] == [one.accuracy for one in outcome.adapted]
+    assert [one["local"] for one in written["clients"]] == [
+        [asdict(metrics) for metrics in one.local] for one in outcome.per_client.values()
+    ]
     lines = (tmp_path / "adapt.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2"]
-    assert float(lines[3].split(",")[1]) == outcome.adapted[2]["accuracy"]
+    assert float(lines[3].split(",")[1]) == outcome.adapted[2].accuracy
 
 
 def write(path: Path, labels: list[int], names: dict[int, str] | None = None, **more: Any) -> Path:
@@ -95,23 +101,24 @@ def test_new_data_without_clients_are_one_clients_and_classes_go_by_their_names(
     result = ft.run("fedavg", **{**SMALL, "partition": "iid", "rounds": 4})
     outcome = ft.adapt(result, data=write(tmp_path / "new.npz", [4, 7]), epochs=1, to=tmp_path / "out")
     assert list(outcome.per_client) == [0]
-    assert outcome.adapted[0]["accuracy"] > 0.5  # of the global model, that knows the digits
+    assert (outcome.adapted[0].accuracy or 0) > 0.5  # of the global model, that knows the digits
     client = federate(load(str(tmp_path / "new.npz")), partition="iid", clients=1, seed=2)
     x, y = client.test(0)
     found = ft.predict(tmp_path / "out" / "adapted-0.safetensors", x)
     assert len(found.classes) == 10
     hits = [name == client.classes[label] for name, label in zip(found.predicted, y.tolist(), strict=True)]
-    assert np.mean(hits) == outcome.per_client[0]["adapted"][1]["accuracy"] > 0.8
-    assert outcome.per_client[0]["test_samples"] == len(y)
+    assert np.mean(hits) == outcome.per_client[0].adapted[1].accuracy
+    assert np.mean(hits) > 0.8
+    assert outcome.per_client[0].n_test == len(y)
 
 
-def test_new_data_may_name_clients_or_be_dealt(tmp_path: Path) -> None:
+def test_new_data_may_name_clients_or_be_partitioned(tmp_path: Path) -> None:
     result = ft.run("fedavg", **SMALL)
     named = write(tmp_path / "named.npz", [1, 2, 3], client=["a", "b"])
-    assert [one["name"] for one in ft.adapt(result, data=named, epochs=1).per_client.values()] == ["a", "b"]
-    dealt = ft.adapt(result, data=named, epochs=1, clients=3, partition="iid", test=0.5)
-    assert [one["name"] for one in dealt.per_client.values()] == ["0", "1", "2"]
-    halves = [one["test_samples"] / (one["train_samples"] + one["test_samples"]) for one in dealt.per_client.values()]
+    assert [one.name for one in ft.adapt(result, data=named, epochs=1).per_client.values()] == ["a", "b"]
+    three = ft.adapt(result, data=named, epochs=1, clients=3, partition="iid", test=0.5)
+    assert [one.name for one in three.per_client.values()] == ["0", "1", "2"]
+    halves = [one.n_test / (one.n_train + one.n_test) for one in three.per_client.values()]
     assert all(0.5 <= half < 0.6 for half in halves)  # and a tenth to validate, as in the run
     x, y = digits([60])[0]
     assert len(ft.adapt(result, data=[(x.view(-1, 1, 8, 8), y)], epochs=1).per_client) == 1
@@ -170,7 +177,7 @@ class Failing(ft.Method):
         client.state["there"] = torch.ones(1)
         return {"theta": message["theta"]}
 
-    def personal(self, client: ft.Client, message: ft.Message) -> torch.Tensor:
+    def personal_model(self, client: ft.Client, message: ft.Message) -> torch.Tensor:
         return message["theta"] * client.state["there"]
 
 

@@ -17,6 +17,7 @@ import fedtailor as ft
 from fedtailor.deploy.model_file import HEADER, read_model
 from fedtailor.models import CATALOGUE, build_model
 from fedtailor.models.expression import build_expression, expression
+from fedtailor.server.records import RoundRecord
 from tests.helpers import digits
 
 SMALL: dict[str, Any] = {
@@ -72,8 +73,8 @@ def test_three_lines_of_plain_pytorch_give_the_accuracy_that_the_run_recorded(
     about = description(file)
     assert file.name == "client-3.safetensors"
     assert "fedtailor" not in "".join(about["load"])
-    recorded = result.clients[-1]["results"]["3"]["test"]["accuracy"]
-    assert accuracy(loaded(file, monkeypatch), result._federation.data.test(3)) == recorded == about["accuracy"]
+    recorded = result.clients[-1].results[3]["test"].accuracy
+    assert accuracy(loaded(file, monkeypatch), result.data.test(3)) == recorded == about["accuracy"]
     assert "as the run recorded it in round 3" in about["measured"]
     assert about["fine_tuned"] == (2 if method == "fedavg" else 0)
     for name, tensor in load_file(file).items():
@@ -92,7 +93,7 @@ def test_a_file_says_all_that_one_must_know(tmp_path: Path) -> None:
     assert (about["input_shape"], about["dtype"], about["pixels"]) == ([1, 8, 8], "float32", "signed")
     assert "divided by 255, times 2, minus 1" in about["preprocessing"]
     assert (about["method"], about["parameters"], about["round"]) == ("ditto", {"lam": 0.25}, 3)
-    assert (about["client"], about["test_samples"]) == (4, len(result._federation.data.test(4)[1]))
+    assert (about["client"], about["test_samples"]) == (4, len(result.data.test(4)[1]))
     assert about["fedtailor"] == ft.__version__
     with safe_open(files[4], framework="pt") as file:
         assert json.loads(file.metadata()[HEADER]) == about  # the file alone is enough
@@ -107,45 +108,45 @@ def test_a_file_says_all_that_one_must_know(tmp_path: Path) -> None:
 
 def test_the_global_model_and_methods_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ft.run("ditto", **SMALL, evaluation={"model": "global"})
-    (file,) = ft.export(result, central=True, to=tmp_path)
-    model, data = loaded(file, monkeypatch), result._federation.data
+    (file,) = ft.export(result, global_model=True, to=tmp_path)
+    model, data = loaded(file, monkeypatch), result.data
     each = [accuracy(model, data.test(client)) for client in range(6)]
     assert description(file)["accuracy"] == result.accuracy == pytest.approx(np.mean(each), abs=1e-12)
     assert description(file)["client"] is None
     with pytest.raises(ft.FedtailorError, match="fedper has no global model: export the clients' own"):
-        ft.export(ft.run("fedper", **SMALL), central=True, to=tmp_path / "none")
+        ft.export(ft.run("fedper", **SMALL), global_model=True, to=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
-def test_figures_of_another_model_are_not_passed_off_as_this_ones(
+def test_metrics_of_another_model_are_not_passed_off_as_this_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run looked at what participants hold right after their work; what is exported is what they predict with."""
     result = ft.run("fedavg", **SMALL, evaluation={"model": "local"})
     (file,) = ft.export(result, client=3, to=tmp_path)
     about = description(file)
-    assert about["accuracy"] == accuracy(loaded(file, monkeypatch), result._federation.data.test(3))
-    assert about["accuracy"] != result.clients[-1]["results"]["3"]["test"]["accuracy"]
+    assert about["accuracy"] == accuracy(loaded(file, monkeypatch), result.data.test(3))
+    assert about["accuracy"] != result.clients[-1].results[3]["test"].accuracy
     assert "measured at export" in about["measured"]
 
 
 def test_a_run_that_was_killed_is_exported_as_its_checkpoint_left_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its record is then a round ahead: the figures are those of the checkpoint's round."""
+    """Its record is then a round ahead: the metrics are those of the checkpoint's round."""
 
-    def kill(record: dict[str, Any]) -> None:
-        if record["round"] == 2:
+    def kill(record: RoundRecord) -> None:
+        if record.round == 2:
             shutil.copytree(tmp_path / "run", tmp_path / "killed")
 
-    everybody = {**SMALL, "participation": "all"}  # so that round 2 changes every client's figures
+    everybody = {**SMALL, "participation": "all"}  # so that round 2 changes every client's metrics
     result = ft.run("ditto", **everybody, checkpoint_every=1, out=tmp_path / "run", on_round=kill)
     assert len(ft.load(tmp_path / "killed").rounds) == 2
     (file,) = ft.export(tmp_path / "killed", client=3, to=tmp_path / "models")
     about = description(file)
     assert (about["round"], about["rounds"]) == (1, 3)
-    assert about["loss"] == result.clients[0]["results"]["3"]["test"]["loss"]
-    assert about["accuracy"] == accuracy(loaded(file, monkeypatch), result._federation.data.test(3))
+    assert about["loss"] == result.clients[0].results[3]["test"].loss
+    assert about["accuracy"] == accuracy(loaded(file, monkeypatch), result.data.test(3))
 
 
 def test_a_run_without_a_round_has_no_models(tmp_path: Path) -> None:
@@ -168,12 +169,12 @@ def test_a_run_from_a_device_that_is_not_here_is_exported_all_the_same(tmp_path:
 
 
 class Noisy(ft.Method):
-    """What a client predicts with is drawn, from PyTorch's own generator and from one of the round."""
+    """Draws its personal models, from PyTorch's own generator and from one of the round."""
 
     def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
         return {"theta": client.descend(message["theta"])}
 
-    def personal(self, client: ft.Client, message: ft.Message) -> Tensor:
+    def personal_model(self, client: ft.Client, message: ft.Message) -> Tensor:
         drawn = torch.randn(len(message["theta"]), generator=client.stream("noise"))
         return message["theta"] + 0.3 * drawn + 0.3 * torch.rand(len(drawn))
 
@@ -182,9 +183,9 @@ def test_a_model_that_is_drawn_is_the_one_that_was_evaluated(tmp_path: Path, mon
     result = ft.run(Noisy(), **SMALL, out=tmp_path / "run")
     for run in (result, tmp_path / "run"):
         (file,) = ft.export(run, client=3, to=tmp_path / "models", overwrite=True)
-        x, y = result._federation.data.test(3)
+        x, y = result.data.test(3)
         loss = nn.functional.cross_entropy(loaded(file, monkeypatch)(x), y).item()
-        assert loss == pytest.approx(result.per_client[3]["loss"], rel=1e-5)
+        assert loss == pytest.approx(result.per_client[3].loss, rel=1e-5)
 
 
 def own_labels() -> list[tuple[Tensor, Tensor]]:
@@ -201,8 +202,8 @@ def test_labels_of_a_clients_own_keep_their_names(tmp_path: Path, monkeypatch: p
     about = description(file)
     assert (about["classes"], about["outputs"], about["counted"]) == (["4", "7"], 5, 2)
     assert about["load"][2].endswith("# the first 2 outputs count")
-    assert about["accuracy"] == accuracy(loaded(file, monkeypatch), result._federation.data.test(0), 2)
-    assert ft.predict(file, result._federation.data.test(0)[0]).outputs.shape[1] == 2
+    assert about["accuracy"] == accuracy(loaded(file, monkeypatch), result.data.test(0), 2)
+    assert ft.predict(file, result.data.test(0)[0]).outputs.shape[1] == 2
     shared = ft.run("fedavg", **{**SMALL, **own})  # one head for all: the outputs beyond a client's own count too
     about = description(ft.export(shared, client=0, to=tmp_path / "shared")[0])
     assert (about["classes"], about["counted"]) == (["4", "7", "output 2", "output 3", "output 4"], 5)
@@ -246,13 +247,13 @@ def test_new_clients_are_left_to_themselves_unless_asked_for(tmp_path: Path) -> 
     result = ft.run("fedper", **SMALL, new_clients=2)
     assert len(ft.export(result, to=tmp_path)) == 4
     (file,) = ft.export(result, client=5, to=tmp_path)
-    assert torch.equal(load_file(file)["3.weight"].flatten(), result._federation.server.initial[-170:-10])
+    assert torch.equal(load_file(file)["3.weight"].flatten(), result.simulation.server.initial[-170:-10])
 
 
 def test_predictions_are_the_models_own(tmp_path: Path) -> None:
     result = ft.run("ditto", **SMALL, out=tmp_path / "run")
     (file,) = ft.export(result, client=3, to=tmp_path)
-    x, y = result._federation.data.test(3)
+    x, y = result.data.test(3)
     model = ft.load_model(file)
     found = ft.predict(file, x.numpy())
     assert torch.equal(found.outputs, model(x).detach())
@@ -291,17 +292,17 @@ def test_networks_that_are_no_chain_of_layers_say_what_to_import(
 ) -> None:
     result = ft.run("fedavg", **{**SMALL, "model": network, "rounds": 1, "epochs": 1})
     (file,) = ft.export(result, client=3, to=tmp_path)
-    data = result._federation.data.test(3)
+    data = result.data.test(3)
     about = description(file)
     assert about["layers"] is None
     assert accuracy(loaded(file, monkeypatch), data) == about["accuracy"]
     if network == "resnet":
         assert accuracy(ft.load_model(file), data) == about["accuracy"]
         return
-    assert about["load"][0].startswith("from tests.test_exporting import Residual")
+    assert about["load"][0].startswith("from tests.deploy.test_exporting import Residual")
     with pytest.raises(ft.FedtailorError, match=r"a class of its own .*, which is code: say which one to use"):
         ft.load_model(file)
-    for given in (Residual, "tests.test_exporting:Residual"):
+    for given in (Residual, "tests.deploy.test_exporting:Residual"):
         assert accuracy(ft.load_model(file, model=given), data) == about["accuracy"]
     with pytest.raises(ft.FedtailorError, match="do not fit together"):
         ft.load_model(file, model="logistic")
@@ -344,7 +345,7 @@ def test_onnx_predicts_alike_for_any_number_of_samples(tmp_path: Path) -> None:
         assert str(Path(torch.__file__).parent).encode() not in content  # nothing of this machine
         session = runtime.InferenceSession(content)
         assert json.loads(session.get_modelmeta().custom_metadata_map[HEADER]) == description(file)
-        x, _ = result._federation.data.test(client)
+        x, _ = result.data.test(client)
         for samples in (x[:1], x):
             (found,) = session.run(None, {"x": samples.numpy()})
             assert torch.allclose(torch.from_numpy(found), ft.predict(file, samples).outputs, atol=1e-5)

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtailor.local import descent
-from fedtailor.local.chain import find_chain
-from fedtailor.local.descent import Batch, Descent, batch_gradient, descend
+from fedtailor.local.chain import chain_of, find_chain
+from fedtailor.local.descent import Batch, batch_gradient, descend
 from fedtailor.local.network import Loss, Network
+from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.models import networks
 
 Make = Callable[[], nn.Module]
@@ -162,7 +163,7 @@ OTHERS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "dropout": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout()), (4,)),
     "batch norm": (lambda: networks.resnet((1, 8, 8), 4), (1, 8, 8)),
     "dense layers over a sequence": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(12, 4)), (3, 4)),
-    "a image without a batch": (lambda: nn.Sequential(nn.Conv2d(12, 4, 3)), (5, 5)),
+    "an image without a batch": (lambda: nn.Sequential(nn.Conv2d(12, 4, 3)), (5, 5)),
     "circular padding": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")), (1, 5, 5)),
     "an even kernel with padding": (lambda: nn.Sequential(nn.Conv2d(1, 4, 4, padding="same")), (1, 5, 5)),
     "pools with places": (
@@ -182,7 +183,35 @@ OTHERS: dict[str, tuple[Make, tuple[int, ...]]] = {
 def test_all_else_is_left_to_autograd(name: str) -> None:
     make, shape = OTHERS[name]
     network = Network(make())
-    assert find_chain(network.module, torch.rand(12, *shape)) is None
+    assert chain_of(network, network.module, torch.rand(12, *shape)) is None
+
+
+def test_a_chain_is_found_once_and_left_alone_while_somebody_watches() -> None:
+    """A hook that comes later is seen at once; when it is gone, the same chain serves again."""
+    network = Network(networks.mlp((4,), 4, 8))
+    x, y = samples(4)
+    chain = chain_of(network, network.module, x)
+    assert chain is not None
+    assert chain_of(network, network.module, x[:3]) is chain
+    passes: list[int] = []
+    for _ in range(2):
+        hook = network.module[-1].register_forward_hook(lambda *_: passes.append(1))  # type: ignore[index]
+        assert chain_of(network, network.module, x) is None
+        batch_gradient(network.vector.clone(), Batch(network, functional.cross_entropy, x, y))
+        hook.remove()
+        assert chain_of(network, network.module, x) is chain
+    assert len(passes) == 2
+
+
+def test_body_and_head_have_chains_of_their_own() -> None:
+    network = Network(networks.mlp((4,), 4, 8))
+    head = network.head_module()
+    assert head is not None
+    whole, only_head = chain_of(network, network.module, torch.rand(3, 4)), chain_of(network, head, torch.rand(3, 8))
+    assert whole is not None
+    assert only_head is not None
+    assert len(whole.links) > len(only_head.links)
+    assert chain_of(network, network.module, torch.rand(3, 2, 2)) is not whole  # samples of another shape
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.01, "steps": 7}, {"batch": None}])
@@ -193,15 +222,15 @@ def test_a_descent_takes_the_same_steps_with_and_without_a_tape(
     torch.manual_seed(0)
     network = Network(networks.mlp((1, 5, 5), 4, 9, 8))
     theta, (x, y) = network.vector.clone(), samples(1, 5, 5)
-    how = Descent(**{"batch": 5, "epochs": 2, **settings})  # type: ignore[arg-type]
-    where = {"all": None, "body": network.body, "head": network.head}[part]
+    sgd = OptimizerSettings(**{"batch": 5, "epochs": 2, **settings})  # type: ignore[arg-type]
+    where = {"all": None, "body": network.layout.body, "head": network.layout.head}[part]
 
     def run() -> Tensor:
         stream = torch.Generator().manual_seed(1)
-        return descend(network, theta, x, y, functional.cross_entropy, how, stream, part=where)
+        return descend(network, theta, x, y, functional.cross_entropy, sgd, stream, part=where)
 
     without = run()
-    monkeypatch.setattr(descent, "find_chain", lambda *arguments: None)
+    monkeypatch.setattr(descent, "chain_of", lambda *arguments: None)
     assert torch.equal(without, run())
     assert not torch.equal(without, theta)
 
@@ -210,7 +239,7 @@ def test_the_gradient_of_a_batch_with_and_without_a_tape(monkeypatch: pytest.Mon
     torch.manual_seed(0)
     network = Network(networks.mlp((6,), 4, 8))
     batch = Batch(network, functional.cross_entropy, *samples(6))
-    theta = torch.rand(network.size)
+    theta = torch.rand(network.layout.size)
     without = batch_gradient(theta, batch)
-    monkeypatch.setattr(descent, "find_chain", lambda *arguments: None)
+    monkeypatch.setattr(descent, "chain_of", lambda *arguments: None)
     assert torch.equal(without, batch_gradient(theta, batch))

@@ -1,6 +1,7 @@
 """Local descent against plain PyTorch."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,41 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtailor.local.descent import Descent, batches, descend, mean_gradient
+from fedtailor.local.descent import batches, descend, mean_gradient
 from fedtailor.local.network import Network
+from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.models import build_model
-
-SHAPE = (1, 12, 12)
-X = torch.rand(37, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-Y = torch.randint(4, (37,), generator=torch.Generator().manual_seed(1))
-
-
-def small(batch_norm: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    norm = [nn.BatchNorm2d(3)] if batch_norm else []
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3),
-        *norm,
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(75, 8),
-        nn.ReLU(),
-        nn.Linear(8, 4),
-    ).double()
+from tests.local.parts import X, Y, small
+from tests.reference.batches import drawn
 
 
 def stream() -> torch.Generator:
     return torch.Generator().manual_seed(7)
 
 
-def by_torch(module: nn.Module, how: Descent, trained: list[nn.Parameter] | None = None) -> nn.Module:
+def by_torch(module: nn.Module, sgd: OptimizerSettings, trained: list[nn.Parameter] | None = None) -> nn.Module:
     """The same descent with torch.optim.SGD."""
     optimizer = torch.optim.SGD(
-        trained or module.parameters(), lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay
+        trained or module.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay
     )
     module.train()
-    for chosen in batches(len(X), how, stream(), torch.device("cpu")):
+    every = {"batch": sgd.batch, "epochs": sgd.epochs, "steps": sgd.steps, "drop_last": sgd.drop_last}
+    for chosen in drawn(len(X), stream(), **every):
         x, y = (X, Y) if chosen is None else (X[chosen], Y[chosen])
         optimizer.zero_grad()
         functional.cross_entropy(module(x), y).backward()
@@ -62,21 +48,21 @@ def by_torch(module: nn.Module, how: Descent, trained: list[nn.Parameter] | None
     ],
 )
 def test_descent_is_torch_sgd(settings: dict[str, Any], batch_norm: bool) -> None:
-    """Vector by vector, BatchNorm statistics included: no weight decay and no momentum may touch those."""
-    how = Descent(**{"lr": 0.05, "batch": 8, **settings})
-    expected = by_torch(small(batch_norm), how)
+    """Vector by vector, BatchNorm buffers included: no weight decay and no momentum may touch those."""
+    sgd = OptimizerSettings(**{"lr": 0.05, "batch": 8, **settings})
+    expected = by_torch(small(batch_norm), sgd)
     network = Network(small(batch_norm))
-    theta = descend(network, network.vector.clone(), X, Y, functional.cross_entropy, how, stream())
+    theta = descend(network, network.vector.clone(), X, Y, functional.cross_entropy, sgd, stream())
     for name, value in network.state_dict(theta).items():
         torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_the_head_alone_on_cached_features_is_sgd_on_the_head() -> None:
-    how = Descent(lr=0.1, epochs=3, batch=8, momentum=0.9)
+    sgd = OptimizerSettings(lr=0.1, epochs=3, batch=8, momentum=0.9)
     plain = small()
     for parameter in list(plain.parameters())[:-2]:
         parameter.requires_grad_(False)
-    expected = by_torch(plain, how, list(plain.parameters())[-2:])
+    expected = by_torch(plain, sgd, list(plain.parameters())[-2:])
     network = Network(small())
     passes = 0
 
@@ -85,7 +71,9 @@ def test_the_head_alone_on_cached_features_is_sgd_on_the_head() -> None:
         passes += 1
 
     network.module[0].register_forward_hook(count)
-    theta = descend(network, network.vector.clone(), X, Y, functional.cross_entropy, how, stream(), part=network.head)
+    theta = descend(
+        network, network.vector.clone(), X, Y, functional.cross_entropy, sgd, stream(), part=network.layout.head
+    )
     for name, value in network.state_dict(theta).items():
         torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
     assert passes == 1  # the body ran once over all samples, not in every step
@@ -94,9 +82,11 @@ def test_the_head_alone_on_cached_features_is_sgd_on_the_head() -> None:
 def test_the_body_alone_leaves_the_head() -> None:
     network = Network(small())
     start = network.vector.clone()
-    theta = descend(network, start, X, Y, functional.cross_entropy, Descent(), stream(), part=network.body)
-    assert torch.equal(theta[network.head], start[network.head])
-    assert not torch.equal(theta[network.body], start[network.body])
+    theta = descend(
+        network, start, X, Y, functional.cross_entropy, OptimizerSettings(), stream(), part=network.layout.body
+    )
+    assert torch.equal(theta[network.layout.head], start[network.layout.head])
+    assert not torch.equal(theta[network.layout.body], start[network.layout.body])
 
 
 def test_a_network_without_a_cut_trains_its_head_on_full_passes() -> None:
@@ -110,10 +100,10 @@ def test_a_network_without_a_cut_trains_its_head_on_full_passes() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) * 1.0
 
-    how = Descent(lr=0.1, epochs=2, batch=8)
+    sgd = OptimizerSettings(lr=0.1, epochs=2, batch=8)
     cut, uncut = Network(small()), Network(Behind(small()))
     thetas = [
-        descend(net, net.vector.clone(), X, Y, functional.cross_entropy, how, stream(), part=net.head)
+        descend(net, net.vector.clone(), X, Y, functional.cross_entropy, sgd, stream(), part=net.layout.head)
         for net in (cut, uncut)
     ]
     torch.testing.assert_close(thetas[0], thetas[1], rtol=1e-9, atol=1e-12)
@@ -121,7 +111,7 @@ def test_a_network_without_a_cut_trains_its_head_on_full_passes() -> None:
 
 def test_corrections_are_added_to_the_gradient() -> None:
     """A constant, and a function of the present vector, against a loss with the same term in it."""
-    how = Descent(lr=0.1, batch=None, steps=4)
+    sgd = OptimizerSettings(lr=0.1, batch=None, steps=4)
     network = Network(small())
     start = network.vector.clone()
     anchor, push = torch.randn_like(start), torch.randn_like(start)
@@ -129,7 +119,7 @@ def test_corrections_are_added_to_the_gradient() -> None:
         (push, lambda theta: push @ theta),
         (lambda theta: 0.3 * (theta - anchor), lambda theta: 0.15 * (theta - anchor).square().sum()),
     ):
-        found = descend(network, start, X, Y, functional.cross_entropy, how, stream(), correction=correction)
+        found = descend(network, start, X, Y, functional.cross_entropy, sgd, stream(), correction=correction)
         module = small()
         for _ in range(4):
             parameters = list(module.parameters())
@@ -142,35 +132,28 @@ def test_corrections_are_added_to_the_gradient() -> None:
             torch.testing.assert_close(value, module.state_dict()[name], rtol=1e-9, atol=1e-12)
 
 
-def test_a_correction_does_not_touch_statistics() -> None:
+def test_a_correction_does_not_touch_buffers() -> None:
     network = Network(small(batch_norm=True))
     start = network.vector.clone()
-    how = Descent(lr=0.1, batch=8, weight_decay=0.5, momentum=0.9)
-    plain = descend(network, start, X, Y, functional.cross_entropy, Descent(lr=1e-30, batch=8), stream())
+    plain, pushing = OptimizerSettings(lr=1e-30, batch=8), {"weight_decay": 0.5, "momentum": 0.9}
+    ones = torch.ones_like(start)
+    plainly = descend(network, start, X, Y, functional.cross_entropy, plain, stream())
     pushed = descend(
-        network,
-        start,
-        X,
-        Y,
-        functional.cross_entropy,
-        Descent(lr=1e-30, batch=8, weight_decay=0.5, momentum=0.9),
-        stream(),
-        correction=torch.ones_like(start),
+        network, start, X, Y, functional.cross_entropy, replace(plain, **pushing), stream(), correction=ones
     )
-    assert how.weight_decay
-    for place in network.statistics:
-        assert torch.equal(plain[place], pushed[place])
-        assert not torch.equal(plain[place], start[place])
+    for place in network.layout.buffers:
+        assert torch.equal(plainly[place], pushed[place])
+        assert not torch.equal(plainly[place], start[place])
 
 
 def test_kept_velocity_goes_on_where_it_was() -> None:
-    how = Descent(lr=0.05, batch=None, steps=6, momentum=0.9)
+    sgd = OptimizerSettings(lr=0.05, batch=None, steps=6, momentum=0.9)
     network = Network(small())
     start = network.vector.clone()
-    whole = descend(network, start, X, Y, functional.cross_entropy, how, stream())
+    whole = descend(network, start, X, Y, functional.cross_entropy, sgd, stream())
     velocity, theta = torch.zeros_like(start), start
     for _ in range(2):
-        half = Descent(lr=0.05, batch=None, steps=3, momentum=0.9)
+        half = OptimizerSettings(lr=0.05, batch=None, steps=3, momentum=0.9)
         theta = descend(network, theta, X, Y, functional.cross_entropy, half, stream(), velocity=velocity)
     torch.testing.assert_close(theta, whole, rtol=1e-12, atol=1e-14)
 
@@ -188,10 +171,19 @@ def test_kept_velocity_goes_on_where_it_was() -> None:
     ],
 )
 def test_batches(settings: dict[str, Any], sizes: list[int | None]) -> None:
-    found = list(batches(10, Descent(**settings), stream(), torch.device("cpu")))
+    found = list(batches(10, OptimizerSettings(**settings), stream(), torch.device("cpu")))
     assert [None if chosen is None else len(chosen) for chosen in found] == sizes
     if sizes == [4, 4, 2]:
         assert sorted(torch.cat(found).tolist()) == list(range(10))
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    found = list(batches(10, OptimizerSettings(batch=4, epochs=3), stream(), torch.device("cpu")))
+    epochs = [torch.cat(found[start : start + 3]).tolist() for start in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    expected = drawn(10, stream(), batch=4, epochs=3)
+    assert [chosen.tolist() for chosen in found] == [chosen.tolist() for chosen in expected]
 
 
 def test_the_mean_gradient_is_over_all_samples() -> None:

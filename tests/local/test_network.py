@@ -51,9 +51,9 @@ def test_parameters_and_gradients_are_views_not_copies(name: str) -> None:
 
 
 def test_sizes_are_the_papers() -> None:
-    sizes = {name: Network(build_model(name, IMAGE, 10, 0)).size for name in ("cnn", "lenet")}
+    sizes = {name: Network(build_model(name, IMAGE, 10, 0)).layout.size for name in ("cnn", "lenet")}
     assert sizes == {"cnn": 878_538, "lenet": 62_006}
-    assert Network(build_model("mlp", (1, 28, 28), 10, 0)).size == 784 * 200 + 200 + 2010
+    assert Network(build_model("mlp", (1, 28, 28), 10, 0)).layout.size == 784 * 200 + 200 + 2010
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_sizes_are_the_papers() -> None:
 )
 def test_the_head_is_the_last_layers_or_the_named_ones(head: int | str, length: int) -> None:
     network = Network(build_model("cnn", IMAGE, 10, 0), head)
-    assert len(network.vector[network.head]) == length
-    assert network.body.stop == network.head.start == network.size - length
-    assert network.head.stop == network.size
+    assert len(network.vector[network.layout.head]) == length
+    assert network.layout.body.stop == network.layout.head.start == network.layout.size - length
+    assert network.layout.head.stop == network.layout.size
 
 
 class Named(nn.Module):
@@ -82,9 +82,9 @@ class Named(nn.Module):
 
 def test_a_named_head_lies_last_whatever_the_order() -> None:
     network = Network(Named(False), "classifier")
-    assert network.head == slice(network.size - 18, network.size)
+    assert network.layout.head == slice(network.layout.size - 18, network.layout.size)
     weight = network.module.classifier.weight
-    assert torch.equal(network.vector[network.head][:15].view(3, 5), weight)
+    assert torch.equal(network.vector[network.layout.head][:15].view(3, 5), weight)
 
 
 def test_a_head_that_does_not_exist_is_refused() -> None:
@@ -108,16 +108,16 @@ def test_a_network_that_goes_on_behind_its_head_has_no_features() -> None:
     assert frozen_features(Network(Named(True), "classifier"), torch.rand(6, 4)) is None
 
 
-def test_statistics_are_in_the_vector_at_known_places() -> None:
+def test_buffers_are_in_the_vector_at_known_places() -> None:
     network = Network(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
-    assert network.size == 9 + 6 + (3 + 3 + 1) + 8
-    assert network.parameters == 9 + 6 + 8
+    assert network.layout.size == 9 + 6 + (3 + 3 + 1) + 8
+    assert network.n_parameters == 9 + 6 + 8
     network.module.train()
     network(torch.rand(5, 2))
     assert network.module[1].num_batches_tracked == 1
-    held = torch.cat([network.vector[place] for place in network.statistics])
+    held = torch.cat([network.vector[place] for place in network.layout.buffers])
     assert held[-1] == 1
-    assert network.layers["1"] == slice(9, 22)
+    assert network.layout.layers["1"] == slice(9, 22)
 
 
 def test_shared_and_frozen_parameters() -> None:
@@ -134,7 +134,7 @@ def test_shared_and_frozen_parameters() -> None:
             return self.frozen(self.two(self.one(x)))
 
     network = Network(Tied())
-    assert network.size == 9
+    assert network.layout.size == 9
     passes(network, torch.rand(2, 3)).backward()
     assert set(network.state_dict()) == {"one.weight", "two.weight", "frozen.weight", "frozen.bias"}
     plain = Tied()

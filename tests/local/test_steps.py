@@ -5,20 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fedtailor.local.client import Client
-from fedtailor.local.descent import Batch, Descent
+from fedtailor.local.descent import Batch
 from fedtailor.local.network import Network
-from tests.local.test_descent import X, Y, small
-
-
-def client(batch_norm: bool = False, keep_momentum: bool = False, **settings: Any) -> Client:
-    network = Network(small(batch_norm))
-    how = Descent(**{"lr": 0.1, "batch": 8, "epochs": 2, **settings})
-    data, nothing = (X, Y), (X[:0], Y[:0])
-    initial = network.vector.clone()
-    return Client(1, 3, 5, {}, data, nothing, network, initial, functional.cross_entropy, how, keep_momentum)
+from tests.local.parts import X, client, small
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -27,7 +17,7 @@ def client(batch_norm: bool = False, keep_momentum: bool = False, **settings: An
 def test_steps_one_by_one_are_a_descent(settings: dict[str, Any], keep: bool, batch_norm: bool) -> None:
     one, other = client(batch_norm, keep, **settings), client(batch_norm, keep, **settings)
     theta = one.initial
-    for _ in range(2):  # two visits, so that kept momentum counts
+    for _ in range(2):  # two rounds, so that kept momentum counts
         one._velocities.clear()
         expected, stepped = other.descend(theta), theta
         for batch in one.batches():
@@ -39,8 +29,8 @@ def test_steps_one_by_one_are_a_descent(settings: dict[str, Any], keep: bool, ba
 
 def test_an_objective_stands_for_the_loss() -> None:
     def twice(batch: Batch) -> Tensor:
-        assert batch.samples is not None
-        assert torch.equal(X[batch.samples], batch.x)
+        assert batch.indices is not None
+        assert torch.equal(X[batch.indices], batch.x)
         assert torch.equal(batch.outputs, batch.network.module[-1](batch.features))  # type: ignore[index, operator]
         return 2 * batch.loss
 
@@ -77,5 +67,5 @@ def test_the_hessian_product_is_exact() -> None:
 
 def test_normalisation_layers_are_known() -> None:
     network = Network(small(batch_norm=True))
-    assert network.norms == [network.layers["1"]]
-    assert Network(small()).norms == []
+    assert network.layout.norm_layers == (network.layout.layers["1"],)
+    assert Network(small()).layout.norm_layers == ()

@@ -43,7 +43,7 @@ class TwoParts(nn.Module):
 
 
 def normed() -> nn.Module:
-    """A network for digits with statistics in its body."""
+    """A network for digits with buffers in its body."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
 
@@ -96,18 +96,18 @@ def close(one: Tensor, other: Tensor, atol: float = 1e-9) -> None:
 
 
 def server(result: ft.RunResult, name: str) -> Tensor:
-    return result._federation.server.state[name]
+    return result.server_state[name]
 
 
 def state(result: ft.RunResult, client: int) -> dict[str, Tensor]:
-    return result._federation.states.get(f"client-{client}")
+    return result.client_state(client)
 
 
 def personal(result: ft.RunResult, client: int) -> Tensor:
-    return result._federation.personal(client)
+    return result.personal_vector(client)
 
 
 def absent(result: ft.RunResult) -> list[int]:
     """Who never took part."""
-    called = {client for record in result.rounds for client in record["participants"]}
-    return [client for client in range(result._federation.data.clients) if client not in called]
+    called = {client for record in result.rounds for client in record.participants}
+    return [client for client in range(result.data.n_clients) if client not in called]

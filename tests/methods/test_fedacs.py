@@ -4,7 +4,6 @@ The slow version is written from the paper: loops over i and j, float64, plain a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,92 +13,13 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.method import Replies, Server
+from fedtailor.local.layout import Layout
+from fedtailor.method import Server
 from fedtailor.methods.fedacs import FedACS
-from fedtailor.store import States
+from fedtailor.server.aggregation import Aggregator
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
-from tests.methods.test_pgfed import (
-    EXACT,
-    MOMENTUM,
-    SMALL,
-    Problem,
-    close,
-    on_a_network,
-    on_both,
-    watched,
-    who,
-)
-
-
-def cosine(one: Tensor, other: Tensor) -> float:
-    """s_ij of two vectors: the same bits for equal vectors and both ways round, and exactly 1 with itself."""
-    if torch.equal(one, other):
-        return 1.0
-    return float((one * other).sum()) / float((one * one).sum().sqrt() * (other * other).sum().sqrt())
-
-
-def similarities(models: Sequence[Tensor]) -> list[list[float]]:
-    """S, each pair once."""
-    S = [[1.0] * len(models) for _ in models]
-    for i in range(len(models)):
-        for j in range(i):
-            S[i][j] = S[j][i] = cosine(models[i], models[j])
-    return S
-
-
-def p_quantile(S: list[list[float]], p: float) -> float:
-    """The p-quantile of all entries: linear between the two nearest of the sorted ones."""
-    entries = sorted(entry for row in S for entry in row)
-    place = p * (len(entries) - 1)
-    low = int(place)
-    high = min(low + 1, len(entries) - 1)
-    return entries[low] + (place - low) * (entries[high] - entries[low])
-
-
-def mix(models: Sequence[Tensor], S: list[list[float]], i: int, p: float) -> Tensor:
-    """Eq. 4; negative similarities count as none, and where nothing is above δ, the own model is kept."""
-    delta, total, found = p_quantile(S, p), 0.0, torch.zeros_like(models[i])
-    for j, model in enumerate(models):
-        if S[i][j] > delta and S[i][j] > 0:
-            total += S[i][j]
-            found = found + S[i][j] * model
-    return found / total if total else models[i]
-
-
-@dataclass
-class Slow:
-    """Algorithm 1, and what it came to in each round."""
-
-    problem: Problem
-    rounds: list[list[int]]
-    quantile: float
-    lr: float
-    server_step: float = 1.0
-    momentum: float = 0.0  # kept from visit to visit
-    models: list[Tensor] = field(default_factory=list)  # every client's w_i in the end
-    matrices: list[Tensor] = field(default_factory=list)  # S after each round
-    thresholds: list[float] = field(default_factory=list)  # δ after each round
-    started: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # u_i by round and client
-
-    def __post_init__(self) -> None:
-        self.models = [self.problem.initial.clone() for _ in self.problem.samples]
-        velocity: dict[int, Tensor] = {}
-        S = similarities(self.models)
-        for number, participants in enumerate(self.rounds, 1):
-            ends = {}
-            for i in participants:
-                away = self.models[i] - mix(self.models, S, i, self.quantile)
-                u = self.models[i] - self.server_step * away  # Eq. 3
-                w, speed = u.clone(), velocity.get(i, torch.zeros_like(u))
-                for batch in self.problem.order(number, i):  # Eq. 5
-                    speed = self.momentum * speed + self.problem.slope(i, w, batch)[1]
-                    w = w - self.lr * speed
-                self.started[number, i], ends[i], velocity[i] = u, w, speed
-            for i, w in ends.items():
-                self.models[i] = w
-            S = similarities(self.models)
-            self.matrices.append(torch.tensor(S, dtype=torch.float64))
-            self.thresholds.append(p_quantile(S, self.quantile))
+from tests.methods.problems import EXACT, MOMENTUM, SMALL, Problem, close, on_a_network, on_both, watched, who
+from tests.reference.fedacs import SlowFedACS, mix, p_quantile, similarities
 
 
 @on_both
@@ -117,7 +37,9 @@ def test_a_slow_version_comes_to_the_same_vectors(
 ) -> None:
     method, log = watched(FedACS, **parameters)
     result, problem = run_on(method, **settings)
-    slow = Slow(problem, who(result), lr=result.experiment.lr, momentum=settings.get("momentum", 0.0), **parameters)
+    momentum = settings.get("momentum", 0.0)
+    slow = SlowFedACS(problem, who(result), lr=result.experiment.lr, momentum=momentum, **parameters)
+    slow.run()
     mixed = 0
     for (number, client), u in slow.started.items():
         close(log.down[number, client]["u"], u)
@@ -131,9 +53,8 @@ def test_a_slow_version_comes_to_the_same_vectors(
             delta, abs=1e-12
         )
     assert S.min() < 0.95
-    run = result._federation
     for client in range(6):
-        close(run.personal(client), slow.models[client])
+        close(result.personal_vector(client), slow.models[client])
     if "participation" not in settings:
         assert set(range(6)) - {client for called in who(result) for client in called}  # somebody was never called
 
@@ -142,14 +63,12 @@ def served(
     vectors: Sequence[Tensor], method: FedACS, later: dict[int, Tensor] | None = None, initial: Tensor | None = None
 ) -> Server:
     """A server that has received these models from all clients and later, in another round, these from some."""
+    size = len(vectors[0])
     server = Server(
         torch.ones_like(vectors[0]) if initial is None else initial,
-        body=slice(0, 1),
-        head=slice(1, 2),
-        layers={},
-        samples=torch.arange(1, len(vectors) + 1),
+        Layout(size, body=slice(0, size - 1), head=slice(size - 1, size)),
+        n_samples=torch.arange(1, len(vectors) + 1),
         per_round=len(vectors),
-        store=States(None),
     )
     method.start(server)
     for round, models in enumerate((dict(enumerate(vectors)), later or {}), 1):
@@ -159,15 +78,18 @@ def served(
 
 
 def receive(server: Server, method: FedACS, round: int, models: dict[int, Tensor]) -> None:
-    server.begin(round, sorted(models), torch.Generator())
-    method.receive(server, Replies({i: {"w": model} for i, model in models.items()}, server.samples))
+    server.round, server.participants = round, sorted(models)
+    aggregator = Aggregator(method.uploads, server.participants, server.n_samples, server.layout)
+    for client, model in models.items():
+        aggregator.put(client, {"w": model})
+    method.receive(server, aggregator.total())
 
 
 def start(server: Server, method: FedACS, participants: list[int] | None = None) -> dict[int, Tensor]:
     """The u_i that these participants (or all clients) get next."""
-    participants = list(range(server.clients)) if participants is None else participants
-    server.begin(server.round + 1, participants, torch.Generator())
-    return {client: method.send(server, client)["u"] for client in participants}
+    server.participants = list(range(server.n_clients)) if participants is None else participants
+    server.round += 1
+    return {client: message["u"] for client, message in method.send_all(server).items()}
 
 
 def some_models(count: int, size: int, seed: int = 0, shift: float = 0.7) -> list[Tensor]:
@@ -247,11 +169,10 @@ def test_without_collaboration_it_is_local(parameters: dict[str, Any], more: dic
     similarities to others, so the 0.9-quantile lies among the 1s of the diagonal."""
     ours, local = ft.run("fedacs", **parameters, **SMALL, **more), ft.run("local", **SMALL, **more)
     for client in range(6):
-        assert torch.equal(ours._federation.personal(client), local._federation.personal(client))
+        assert torch.equal(ours.personal_vector(client), local.personal_vector(client))
     collaborating = ft.run("fedacs", quantile=0.2, **SMALL, **more)
     assert any(
-        not torch.equal(collaborating._federation.personal(client), local._federation.personal(client))
-        for client in range(6)
+        not torch.equal(collaborating.personal_vector(client), local.personal_vector(client)) for client in range(6)
     )
 
 
@@ -295,12 +216,12 @@ def test_equal_similarities_above_the_threshold_give_the_mean() -> None:
 def test_identical_clients_are_fedavg_with_equal_weights() -> None:
     ((x, y),) = digits([30])
     how: dict[str, Any] = {"data": [(x.double(), y)] * 3, "model": "mlp:6", "rounds": 4, "batch": "full", "lr": 0.3}
-    average = ft.run("fedavg", **how, **EXACT)._federation
+    average = ft.run("fedavg", **how, **EXACT)
     for quantile in (0.0, 0.5, 1.0):
-        ours = ft.run("fedacs", quantile=quantile, **how, **EXACT)._federation
+        ours = ft.run("fedacs", quantile=quantile, **how, **EXACT)
         for client in range(3):
-            close(ours.personal(client), average.server.state["theta"])
-    assert (average.server.state["theta"] - average.server.initial).abs().max() > 0.01
+            close(ours.personal_vector(client), average.server_state["theta"])
+    assert (average.server_state["theta"] - average.simulation.server.initial).abs().max() > 0.01
 
 
 def test_models_that_point_the_other_way_never_help() -> None:
@@ -349,7 +270,7 @@ def test_similarities_after_partial_rounds_equal_the_full_matrix() -> None:
         for client in participants:
             models[client] = log.up[number, client]["w"]
         close(log.server[number]["S"], torch.tensor(similarities(models), dtype=torch.float64))
-    ((_, kept),) = result._federation.server.kept("w")
+    ((_, kept),) = result.simulation.server.kept("w")
     assert torch.equal(kept, torch.stack(models))
 
 
@@ -373,14 +294,14 @@ def test_states_on_disk_come_to_the_same_bits(quantile: float, tmp_path: Path) -
     disk, memory = ft.run("fedacs", states="disk", out=tmp_path / "run", **how), ft.run("fedacs", **how)
     assert_same(final(disk), final(memory))
     for client in range(6):
-        one, other = (result._federation.states.get(f"server-{client}") for result in (disk, memory))
+        one, other = (result.simulation.server.store.get(client) for result in (disk, memory))
         assert_same(one, other)
 
 
 def test_one_vector_is_sent_each_way() -> None:
     size = 64 * 16 + 16 + 16 * 10 + 10
     for record in ft.run("fedacs", **SMALL).rounds:
-        assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * size
+        assert record.bytes_up == record.bytes_down == 3 * 4 * size
 
 
 def test_the_personal_model_is_the_clients_own_last_vector() -> None:
@@ -388,10 +309,9 @@ def test_the_personal_model_is_the_clients_own_last_vector() -> None:
     result = ft.run(method, **{**SMALL, "rounds": 3, "participation": 2, "seed": 0})
     last = {client: reply["w"] for (_, client), reply in log.up.items()}
     assert 1 < len(last) < 6
-    run = result._federation
     for client in range(6):
-        assert torch.equal(run.personal(client), last.get(client, run.server.initial))
-    assert run.method.central(run.server) is None
+        assert torch.equal(result.personal_vector(client), last.get(client, result.simulation.server.initial))
+    assert result.global_vector() is None
 
 
 class Fixed(FedACS):
@@ -438,9 +358,9 @@ def test_theorem_1s_schedule_on_quadratics_with_fixed_scores() -> None:
         if K < 1000:
             how = {"data": data, "model": module, "loss": mean_output, "steps": 1, "batch": "full", **EXACT}
             method = Fixed(server_step=lam / K**0.5)
-            run = ft.run(method, rounds=K, lr=1 / K**0.5, evaluation={"every": K}, **how)._federation
+            result = ft.run(method, rounds=K, lr=1 / K**0.5, evaluation={"every": K}, **how)
             for client in range(4):
-                close(run.personal(client), last[client])
+                close(result.personal_vector(client), last[client])
     assert least[100] < least[10] / 10**0.5
     assert least[1000] < least[100] / 10**0.5
 

@@ -1,4 +1,4 @@
-"""FedAMP against a second, slow implementation, its closed forms, its limit cases and clients in two groups."""
+"""FedAMP against its slow reference, its closed forms, its limit cases and clients in two groups."""
 
 import math
 from typing import Any
@@ -9,41 +9,31 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor import method as foundation
-from fedtailor.method import Replies, Server
+from fedtailor.local.layout import Layout
+from fedtailor.method import Server
 from fedtailor.methods.fedamp import FedAMP
-from fedtailor.store import States
+from fedtailor.server.aggregation import Aggregator
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
-from tests.methods.test_pgfed import EXACT, MOMENTUM, SMALL, close, on_both, watched, who
+from tests.methods.problems import EXACT, MOMENTUM, SMALL, close, on_both, watched, who
+from tests.reference.fedamp import attention, fedamp
 
 
-def attention(models: list[Tensor], i: int, step: float, sigma: float) -> list[float]:
-    """ξ_i1 … ξ_im of the paper; where they would leave the own model less than nothing, it gets nothing."""
-    weights = []
-    for j in range(len(models)):
-        square = sum((float(a) - float(b)) ** 2 for a, b in zip(models[i], models[j], strict=True))
-        weights.append(0.0 if i == j else step * math.exp(-square / sigma) / sigma)
-    total = sum(weights)
-    weights = [weight / max(1.0, total) for weight in weights]
-    weights[i] = max(0.0, 1 - total)
-    return weights
-
-
-def served(models: list[Tensor], method: FedAMP, **more: Any) -> Server:
+def served(models: list[Tensor], method: FedAMP, buffers: tuple[slice, ...] = ()) -> Server:
     """A server that has received these models from all clients."""
-    server = Server(
-        torch.ones_like(models[0]),
-        body=slice(0, 1),
-        head=slice(1, 2),
-        layers={},
-        samples=torch.arange(1, len(models) + 1),
-        per_round=len(models),
-        store=States(None),
-        **more,
-    )
+    size, clients = len(models[0]), list(range(len(models)))
+    layout = Layout(size, slice(0, size - 1), slice(size - 1, size), buffers=buffers)
+    server = Server(torch.ones_like(models[0]), layout, torch.arange(1, len(models) + 1), len(models))
     method.start(server)
-    server.begin(1, list(range(len(models))), torch.Generator())
-    method.receive(server, Replies({i: {"w": model} for i, model in enumerate(models)}, server.samples))
+    called(server, 1, clients)
+    total = Aggregator(method.uploads, clients, server.n_samples, layout)
+    for client, model in enumerate(models):
+        total.put(client, {"w": model})
+    method.receive(server, total.total())
     return server
+
+
+def called(server: Server, number: int, participants: list[int]) -> None:
+    server.round, server.participants = number, participants
 
 
 def some_models(count: int = 5, size: int = 7, seed: int = 0) -> list[Tensor]:
@@ -58,9 +48,11 @@ def test_the_weights_are_the_formulas(step: float, sigma: float) -> None:
     found = method.observe(server)["weights"]
     for i in range(5):
         close(found[i], torch.tensor(attention(models, i, step, sigma), dtype=torch.float64))
-    server.begin(2, [1, 4], torch.Generator())
+    called(server, 2, [1, 4])
+    sent = method.send_all(server)
+    assert list(sent) == [1, 4]
     for i in (1, 4):
-        close(method.send(server, i)["u"], sum(w * model for w, model in zip(found[i], models, strict=True)))
+        close(sent[i]["u"], sum(w * model for w, model in zip(found[i], models, strict=True)))
 
 
 @pytest.mark.parametrize("clients", [2, 5, 9])
@@ -95,8 +87,8 @@ def test_the_weights_of_some_clients_are_rows_of_those_of_all() -> None:
 def test_equal_models_stay_equal_whatever_the_step() -> None:
     method = FedAMP(server_step=100.0)
     server = served(some_models(1) * 4, method)
-    server.begin(2, [0], torch.Generator())
-    close(method.send(server, 0)["u"], some_models(1)[0])
+    called(server, 2, [0])
+    close(method.send_all(server)[0]["u"], some_models(1)[0])
 
 
 @on_both
@@ -112,40 +104,28 @@ def test_a_slow_version_comes_to_the_same_vectors(
 ) -> None:
     method, log = watched(FedAMP, **parameters)
     result, problem = run_on(method, **settings)
-    lam, step, momentum = parameters["lam"], parameters["server_step"], settings.get("momentum", 0.0)
-    models, speeds = [problem.initial.clone() for _ in range(6)], {}
-    attracted = 0
-    for number, participants in enumerate(who(result), 1):
-        ends = {}
-        for i in participants:
-            weights = attention(models, i, step, parameters["sigma"])
-            u = sum(
-                (weight * model for weight, model in zip(weights, models, strict=True)), torch.zeros_like(models[i])
-            )
+    momentum, attracted = settings.get("momentum", 0.0), 0
+    for number, slow in enumerate(
+        fedamp(problem, who(result), lr=result.experiment.lr, momentum=momentum, **parameters), 1
+    ):
+        for i, u in slow.u.items():
             close(log.down[number, i]["u"], u)
-            attracted += int((u - models[i]).abs().max() > 1e-3)
-            w, speed = models[i].clone(), speeds.get(i, torch.zeros_like(u))  # begins at the client's own model
-            for batch in problem.order(number, i):
-                speed = momentum * speed + problem.slope(i, w, batch)[1] + lam / step * (w - u)
-                w = w - result.experiment.lr * speed
-            ends[i], speeds[i] = w, speed
-        for i, w in ends.items():
-            models[i] = w
-        close(log.server[number]["mean"], sum(models[1:], models[0]) / 6)
+            close(log.up[number, i]["w"], slow.models[i])
+            attracted += int((u - slow.before[i]).abs().max() > 1e-3)
+        close(log.server[number]["mean"], torch.stack(slow.models).mean(0))
     assert attracted >= 2
-    called = {client for clients in who(result) for client in clients}
-    for client in called:
-        close(result._federation.personal(client), models[client])
+    participated = {client for clients in who(result) for client in clients}
+    for client in participated:
+        close(result.personal_vector(client), slow.models[client])
     if not momentum:
-        assert called < set(range(6))
+        assert participated < set(range(6))
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
 def test_without_attraction_it_is_local(more: dict[str, Any]) -> None:
     ours, local = ft.run("fedamp", lam=0.0, **SMALL, **more), ft.run("local", **SMALL, **more)
-    called = {client for clients in who(ours) for client in clients}
-    for client in called:
-        assert torch.equal(ours._federation.personal(client), local._federation.personal(client))
+    for client in {client for clients in who(ours) for client in clients}:
+        assert torch.equal(ours.personal_vector(client), local.personal_vector(client))
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
@@ -172,8 +152,8 @@ def test_a_far_larger_sigma_with_its_share_as_step_is_the_plain_mean() -> None:
     models = some_models(5)
     method = FedAMP(sigma=1e10, server_step=1e10 / 5)
     server = served(models, method)
-    server.begin(2, [3], torch.Generator())
-    torch.testing.assert_close(method.send(server, 3)["u"], torch.stack(models).mean(0), rtol=0, atol=1e-8)
+    called(server, 2, [3])
+    torch.testing.assert_close(method.send_all(server)[3]["u"], torch.stack(models).mean(0), rtol=0, atol=1e-8)
 
 
 def test_many_local_steps_end_at_the_prox_point_and_a_smaller_step_keeps_clients_where_they_are() -> None:
@@ -201,8 +181,8 @@ def test_where_it_settles_each_client_balances_its_loss_and_the_others_attractio
     for step in (2.0, 4.0):
         method = FedAMP(lam=1.5, server_step=step, sigma=12.0)
         how = {"rounds": 60, "steps": 6, "batch": "full", "lr": 0.15, **EXACT, "evaluation": {"every": 60}}
-        run = ft.run(method, data=data, model=Quadratic(3), loss=mean_output, **how)._federation
-        w = [run.personal(i) for i in range(3)]
+        run = ft.run(method, data=data, model=Quadratic(3), loss=mean_output, **how)
+        w = [run.personal_vector(i) for i in range(3)]
         for i in range(3):
             slope = curvatures[i] @ (w[i] - centres[i])
             for j in range(3):
@@ -226,14 +206,14 @@ def test_clients_of_one_group_attract_each_other() -> None:
 
 def test_new_clients_get_the_mean_of_all_models() -> None:
     result = ft.run("fedamp", **SMALL, new_clients=2, evaluation={"clients": "new"})
-    run = result._federation
-    models = [run.states.get(f"client-{client}").get("w", run.server.initial) for client in range(4)]
+    run = result.simulation
+    models = [run.state_of(client).get("w", run.server.initial) for client in range(4)]
     for client in (4, 5):
-        torch.testing.assert_close(run.personal(client), torch.stack(models).mean(0), rtol=0, atol=1e-6)
-        assert run.states.get(f"client-{client}") == {}
+        torch.testing.assert_close(run.personal_model(client), torch.stack(models).mean(0), rtol=0, atol=1e-6)
+        assert run.state_of(client) == {}
 
 
-def test_statistics_count_in_no_distance() -> None:
+def test_buffers_count_in_no_distance() -> None:
     models = some_models(3)
     changed = [model.clone() for model in models]
     for number, model in enumerate(changed):
@@ -241,13 +221,13 @@ def test_statistics_count_in_no_distance() -> None:
     for model in models:
         model[2:4] = 1.0
     method = FedAMP()
-    plain, other = served(models, method), served(changed, method, statistics=[slice(2, 4)])
+    plain, other = served(models, method), served(changed, method, buffers=(slice(2, 4),))
     close(other.state["D"], plain.state["D"])
 
 
 def test_models_in_several_blocks_are_models_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ft.run("fedamp", **SMALL, dtype="float64")
-    monkeypatch.setattr(foundation, "BLOCK", 2 * len(whole._federation.server.initial))
+    monkeypatch.setattr(foundation, "BLOCK", 2 * len(whole.simulation.server.initial))
     blocks = final(ft.run("fedamp", **SMALL, dtype="float64"))
     for name, tensor in final(whole).items():
         torch.testing.assert_close(blocks[name], tensor, rtol=0, atol=1e-12)
@@ -255,4 +235,4 @@ def test_models_in_several_blocks_are_models_in_one(monkeypatch: pytest.MonkeyPa
 
 def test_one_vector_goes_down_and_one_up() -> None:
     record = ft.run("fedamp", **SMALL).rounds[-1]
-    assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * (64 * 16 + 16 + 16 * 10 + 10)
+    assert record.bytes_up == record.bytes_down == 3 * 4 * (64 * 16 + 16 + 16 * 10 + 10)

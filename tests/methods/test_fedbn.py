@@ -1,18 +1,17 @@
-"""FedBN against a second, slow implementation with plain PyTorch, its limit cases, its bytes and its new clients."""
+"""FedBN against its slow reference with plain PyTorch, its limit cases, its bytes and its new clients."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.local.descent import Descent, batches
-from fedtailor.local.streams import torch_stream
 from fedtailor.methods.fedbn import FedBN
 from tests.helpers import digits, final
-from tests.methods.test_pgfed import EXACT, MOMENTUM, SMALL, close, who
+from tests.methods.problems import EXACT, MOMENTUM, SMALL, close, who
+from tests.reference.batches import batches
+from tests.reference.fedbn import fedbn
 
 RESNET: dict[str, Any] = {**SMALL, "model": "resnet", "max_train": 12, "rounds": 2, "epochs": 1}
 
@@ -32,29 +31,12 @@ def test_a_slow_version_comes_to_the_same_state_dicts() -> None:
     module = network()
     how: dict[str, Any] = {"rounds": 4, "participation": 2, "epochs": 2, "batch": 5, "drop_last": True, "seed": 1}
     result = ft.run(FedBN(), data=data, model=module, lr=0.2, weight_decay=0.01, **how, **EXACT)
-    run = result._federation
-    module = module.double()
-    shared = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    own: dict[int, dict[str, Tensor]] = {}
-    for number, participants in enumerate(who(result), 1):
-        ends, weights = [], []
-        for i in participants:
-            module.load_state_dict({**shared, **own.get(i, {})})
-            module.train()
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.2, weight_decay=0.01)
-            x, y = run.data.train(i)
-            stream = torch_stream(1, "batches", number, i)
-            for chosen in batches(len(y), Descent(epochs=2, batch=5, drop_last=True), stream, torch.device("cpu")):
-                optimizer.zero_grad()
-                functional.cross_entropy(module(x[chosen]), y[chosen]).backward()
-                optimizer.step()
-            end = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-            own[i] = {name: end[name] for name in end if name.startswith(LOCAL)}
-            ends.append(end)
-            weights.append(len(y))
-        for name in shared:
-            if not name.startswith(LOCAL):
-                shared[name] = sum(n * end[name] for n, end in zip(weights, ends, strict=True)) / sum(weights)
+    partitioned = [result.data.client(i).train for i in range(6)]
+
+    def order(number: int, i: int) -> list[Tensor | None]:
+        return batches(len(partitioned[i][1]), 1, number, i, epochs=2, batch=5, drop_last=True)
+
+    shared, own = fedbn(module.double(), LOCAL, partitioned, who(result), order, lr=0.2, weight_decay=0.01)
     assert set(own) < set(range(6))  # somebody was never called
     assert len(own) > 2
     for client in range(6):
@@ -75,19 +57,19 @@ def test_with_nothing_but_normalisation_layers_it_is_local(more: dict[str, Any])
     how: dict[str, Any] = {**SMALL, **more, "data": digits([20] * 6), "model": nn.LayerNorm(64)}
     ours, local = ft.run(FedBN(), **how), ft.run("local", **how)
     for client in range(6):
-        assert torch.equal(ours._federation.personal(client), local._federation.personal(client))
-    assert {record["bytes_up"] + record["bytes_down"] for record in ours.rounds} == {0}
+        assert torch.equal(ours.personal_vector(client), local.personal_vector(client))
+    assert {record.bytes_up + record.bytes_down for record in ours.rounds} == {0}
 
 
 def test_only_what_lies_outside_the_normalisation_layers_travels() -> None:
     result = ft.run("fedbn", **RESNET)
-    run = result._federation
+    run = result.simulation
     names = {name for name in result.personal(0) if "num_batches" not in name}
-    tensors = {name: tensor for name, tensor in run.bench.network.module.state_dict().items() if name in names}
+    tensors = {name: tensor for name, tensor in run.terms.network.module.state_dict().items() if name in names}
     norms = {name.rpartition(".")[0] for name in names if name.endswith("running_mean")}
     assert len(norms) == 9
     size = sum(tensor.numel() for name, tensor in tensors.items() if name.rpartition(".")[0] not in norms)
-    assert result.rounds[-1]["bytes_up"] == result.rounds[-1]["bytes_down"] == 3 * 4 * size
+    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 3 * 4 * size
     assert len(run.server.state["shared"]) == size
 
 
@@ -106,10 +88,10 @@ def test_new_clients_begin_with_the_first_normalisation_layers_and_need_fine_tun
     how |= {"engine": "in-process"}
     plain = ft.run(FedBN(), **how, evaluation={"clients": "new"})
     tuned = ft.run(FedBN(), **how, evaluation={"clients": "new", "fine_tune": 20})
-    run = plain._federation
+    run = plain.simulation
     for client in run.data.new:
-        theta = run.personal(client)
-        for place in run.server.norms:
+        theta = run.personal_model(client)
+        for place in run.server.layout.norm_layers:
             assert torch.equal(theta[place], run.server.initial[place])
             theta[place] = 0
         assert torch.equal(theta[theta != 0], run.server.state["shared"][run.server.state["shared"] != 0])

@@ -1,4 +1,4 @@
-"""FedDyn against a second, slow version, its fixed point and its limit cases."""
+"""FedDyn against its slow reference, its fixed point and its limit cases."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
+from tests.reference.feddyn import feddyn
 
 MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
@@ -21,26 +22,18 @@ def test_follows_its_formula() -> None:
     data, centres, curvatures = uneven_clients()
     alpha, lr, steps = 0.3, 0.1, 4
     result = run_quadratic("feddyn", data, 4, alpha=alpha, lr=lr, steps=steps, rounds=7, participation=2, seed=1)
-    w, h, slopes = torch.zeros(4).double(), torch.zeros(4).double(), torch.zeros(5, 4).double()
-    for record in result.rounds:
-        ends = []
-        for i in record["participants"]:
-            theta = w.clone()
-            for _ in range(steps):
-                theta.requires_grad_()
-                away = theta - centres[i]
-                objective = 0.5 * away @ curvatures[i] @ away - slopes[i] @ theta + alpha / 2 * ((theta - w) ** 2).sum()
-                theta = theta.detach() - lr * torch.autograd.grad(objective, theta)[0]
-            slopes[i] = slopes[i] - alpha * (theta - w)
-            ends.append(theta)
-        h = h - alpha / 5 * sum(theta - w for theta in ends)
-        w = sum(ends) / len(ends) - h / alpha
-    found, seen = final(result), {i for record in result.rounds for i in record["participants"]}
-    torch.testing.assert_close(found["server/theta"], w, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found["server/h"], h, rtol=0, atol=1e-9)
+
+    def risk(i: int, theta: Tensor) -> Tensor:
+        return 0.5 * (theta - centres[i]) @ curvatures[i] @ (theta - centres[i])
+
+    rounds = [record.participants for record in result.rounds]
+    slow = feddyn(risk, rounds, torch.zeros(4).double(), 5, alpha=alpha, lr=lr, steps=steps)
+    found, seen = final(result), {i for participants in rounds for i in participants}
+    torch.testing.assert_close(found["server/theta"], slow.w, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found["server/h"], slow.h, rtol=0, atol=1e-9)
     assert len(seen) == 5
     for i in seen:
-        torch.testing.assert_close(found[f"{i}/gradient"], slopes[i], rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[f"{i}/gradient"], slow.gradients[i], rtol=0, atol=1e-9)
 
 
 def test_after_an_exact_minimisation_the_state_is_the_local_gradient() -> None:
@@ -92,7 +85,7 @@ def test_h_is_the_mean_of_all_clients_gradients() -> None:
     torch.testing.assert_close(found["server/h"], sum(states) / 5, rtol=0, atol=1e-12)
 
 
-def test_statistics_are_averaged_and_nothing_else() -> None:
+def test_buffers_are_averaged_and_nothing_else() -> None:
     """h/α would carry BatchNorm's variances below zero."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
     how = {
@@ -104,7 +97,7 @@ def test_statistics_are_averaged_and_nothing_else() -> None:
         "engine": "in-process",
     }
     result, average = ft.run("feddyn", alpha=1e-12, **how), ft.run(EqualFedAvg(), **how)
-    places = result._federation.server.statistics
+    places = result.simulation.server.layout.buffers
     assert len(places) == 3
     for place in places:
         expected = final(average)["server/theta"][place]
@@ -117,8 +110,8 @@ def test_statistics_are_averaged_and_nothing_else() -> None:
 def test_new_clients_get_the_global_model_and_messages_are_one_vector_each_way() -> None:
     how = {"data": digits([20] * 5), "model": "mlp:16", "rounds": 2, "participation": 2, "new_clients": 2}
     result = ft.run("feddyn", **how, engine="in-process")
-    run = result._federation
-    assert run.server.clients == 3  # new clients are not counted in N
-    assert torch.equal(run.personal(4), run.server.state["theta"])
+    run = result.simulation
+    assert run.server.n_clients == 3  # new clients are not counted in N
+    assert torch.equal(run.personal_model(4), run.server.state["theta"])
     size = 4 * len(run.server.initial)
-    assert result.rounds[-1]["bytes_up"] == result.rounds[-1]["bytes_down"] == 2 * size
+    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 2 * size

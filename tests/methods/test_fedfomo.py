@@ -1,4 +1,4 @@
-"""FedFomo against a second, slow implementation, the rule by which models are sent, and its limit case."""
+"""FedFomo against its slow reference, the rule by which models are sent, and its limit case."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -8,64 +8,47 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.local.layout import Layout
 from fedtailor.method import Server, State
 from fedtailor.methods.fedfomo import FedFomo
-from fedtailor.store import States
+from fedtailor.store import Store
 from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients, run_quadratic
-from tests.local.test_steps import client
-from tests.methods.test_pgfed import EXACT, SMALL, Problem, close, on_a_network, on_both, watched, who
-
-
-def slow_weights(risk: Callable[[Tensor], float], theta: Tensor, candidates: list[Tensor]) -> list[float]:
-    """w_n = (F(θ) − F(θ_n)) / ‖θ_n − θ‖, one after the other."""
-    weights = []
-    for other in candidates:
-        distance = float(((other - theta) ** 2).sum()) ** 0.5
-        weights.append((risk(theta) - risk(other)) / distance if distance else 0.0)
-    return weights
+from tests.local.parts import client
+from tests.methods.problems import EXACT, SMALL, Log, close, on_a_network, on_both, watched, who
+from tests.reference.fedfomo import fedfomo
+from tests.reference.problem import Problem
 
 
 def check_by_hand(
-    result: ft.RunResult, problem: Problem, log: Any, risk: Callable[[int, Tensor], float], momentum: float = 0.0
+    result: ft.RunResult, problem: Problem, log: Log, risk: Callable[[int, Tensor], float], momentum: float = 0.0
 ) -> int:
-    """Every message, weight, model and P of a run; how often others' models had a part in a mix."""
-    lr, clients = result.experiment.lr, range(len(problem.samples))
-    P = torch.eye(len(clients), dtype=torch.float64)
-    start, last, uploaded, speeds, mixed = {}, {}, {}, {}, 0
-    for number, participants in enumerate(who(result), 1):
-        ends = {}
+    """Compare every message, weight, model and P of a run; count how often others' models had a part in a mix."""
+    rounds, models, mixed = who(result), result.simulation.terms.method.models, 0
+
+    def sent(number: int, i: int) -> list[int]:
+        found: list[int] = log.down[number, i]["clients"].tolist()
+        return found
+
+    uploaded: dict[int, Tensor] = {}
+    slow_rounds = fedfomo(problem, rounds, sent, risk, lr=result.experiment.lr, momentum=momentum)
+    for number, (participants, slow) in enumerate(zip(rounds, slow_rounds, strict=True), 1):
         for i in participants:
-            sent = log.down[number, i]["clients"].tolist()
-            assert len(set(sent)) == len(sent) == min(result._federation.method.models, len(uploaded.keys() - {i}))
-            assert set(sent) <= uploaded.keys() - {i}
-            for j, model in zip(sent, log.down[number, i]["models"], strict=True):
+            others = sent(number, i)
+            assert len(set(others)) == len(others) == min(models, len(uploaded.keys() - {i}))
+            assert set(others) <= uploaded.keys() - {i}
+            for j, model in zip(others, log.down[number, i]["models"], strict=True):
                 assert torch.equal(model, uploaded[j])
-            theta, own = start.get(i, problem.initial), last.get(i, problem.initial)
-            candidates = [own, *(uploaded[j] for j in sent)]
-            weights = slow_weights(lambda point, i=i: risk(i, point), theta, candidates)
-            close(log.up[number, i]["weights"], torch.tensor(weights, dtype=torch.float64))
-            useful = [max(weight, 0.0) for weight in weights]
-            mixed += sum(useful[1:]) > 0
-            if sum(useful) > 0:
-                shares = [weight / sum(useful) for weight in useful]
-                theta = theta + sum(share * (other - theta) for share, other in zip(shares, candidates, strict=True))
-            start[i] = theta
-            speed = speeds.get(i, torch.zeros_like(theta))
-            for batch in problem.order(number, i):
-                speed = momentum * speed + problem.slope(i, theta, batch)[1]
-                theta = theta - lr * speed
-            ends[i], last[i], speeds[i] = theta, theta, speed
-            for j, weight in zip([i, *sent], weights, strict=True):
-                P[i, j] += weight
-        for i in participants:
-            close(log.up[number, i]["theta"], ends[i])
-            uploaded[i] = log.up[number, i]["theta"]
-        close(log.server[number]["P"], P)
+            assert log.up[number, i]["clients"].tolist() == others
+            close(log.up[number, i]["weights"], torch.tensor(slow.weights[i], dtype=torch.float64))
+            close(log.up[number, i]["theta"], slow.last[i])
+            mixed += any(weight > 0 for weight in slow.weights[i][1:])
+        uploaded |= {i: log.up[number, i]["theta"] for i in participants}
+        close(log.server[number]["P"], slow.P)
     states = final(result)
-    for i, theta in last.items():
+    for i, theta in slow.last.items():
         close(states[f"{i}/theta"], theta)
-        close(states[f"{i}/start"], start[i])
-        close(result._federation.personal(i), theta)
+        close(states[f"{i}/start"], slow.start[i])
+        close(result.personal_vector(i), theta)
     return mixed
 
 
@@ -92,8 +75,8 @@ def test_a_slow_version_comes_to_the_same_vectors(
 def test_models_are_weighed_on_the_validation_samples() -> None:
     method, log = watched(FedFomo, models=2)
     result, problem = on_a_network(method, validation=0.4, participation=3)
-    run = result._federation
-    held = [run.data.validation(i) for i in range(6)]
+    run = result.simulation
+    held = [run.data.client(i).validation for i in range(6)]
     assert all(len(y) for _, y in held)
 
     def risk(i: int, point: Tensor) -> float:
@@ -106,10 +89,9 @@ def test_models_are_weighed_on_the_validation_samples() -> None:
 
 
 def server_with(P: Tensor, uploaded: list[int], participants: list[int], round: int, seed: int = 0) -> Server:
-    zero, everything = torch.zeros(2), slice(0, 2)
-    server = Server(zero, everything, everything, {}, torch.ones(len(P)), 1.0)
+    server = Server(torch.zeros(2), Layout(2, slice(0, 2), slice(2, 2)), torch.ones(len(P)), 1.0)
     server.state = {"P": P, "uploaded": torch.tensor([i in uploaded for i in range(len(P))])}
-    server.begin(round, participants, torch.Generator().manual_seed(seed))
+    server.round, server.participants, server.random = round, participants, torch.Generator().manual_seed(seed)
     return server
 
 
@@ -126,24 +108,24 @@ def test_without_exploration_the_best_are_sent() -> None:
 
 
 def test_only_models_that_are_sent_are_read_and_each_once() -> None:
-    class Counting(States):
-        reads: ClassVar[list[str]] = []
+    class Counting(Store):
+        reads: ClassVar[list[int]] = []
 
-        def get(self, key: str) -> State:
-            self.reads.append(key)
-            return super().get(key)
+        def get(self, number: int) -> State:
+            self.reads.append(number)
+            return super().get(number)
 
     server = server_with(P, [0, 1, 2, 3, 4], [0, 5], 1)
-    server.store = Counting(None)
+    server.store = Counting(None, "server")
     method = FedFomo(models=2, exploration=0.0)
     for number in range(6):
         server.keep(number, {"theta": torch.full((2,), float(number))})
-    sent = [method.send(server, number) for number in (0, 5)]
+    sent = list(method.send_all(server).values())
     assert sent[0]["clients"].tolist() == [3, 1]
     for message in sent:
         assert message["models"].tolist() == [[other, other] for other in message["clients"].tolist()]
     needed = {other for message in sent for other in message["clients"].tolist()}
-    assert sorted(Counting.reads) == [f"server-{other}" for other in sorted(needed)]
+    assert sorted(Counting.reads) == sorted(needed)
 
 
 def test_equal_affinities_are_told_apart_by_chance() -> None:
@@ -168,14 +150,14 @@ def test_clients_find_those_who_are_like_them() -> None:
         data[i][0][:, :3] = 1.0 if i < 3 else -1.0
         data[i][0][:, 3:] = torch.eye(3).flatten()
     result = run_quadratic("fedfomo", data, 3, models=5, rounds=4, steps=2)
-    shown = result._federation.observations.get(4)["P"].fill_diagonal_(0)
+    shown = result.observed(4)["P"].fill_diagonal_(0)
     assert shown[:3, :3].sum(1).min() > 0
     assert shown[:3, 3:].max() < 0
     assert shown[3:, 3:].sum(1).min() > 0
     assert shown[3:, :3].max() < 0
 
 
-def test_without_others_models_it_is_local_if_every_visit_lowers_the_loss() -> None:
+def test_without_others_models_it_is_local_if_every_round_lowers_the_loss() -> None:
     data, _, _ = quadratic_clients(4, 3)
     settings = {"rounds": 5, "participation": 2, "steps": 3}
     ours = final(run_quadratic("fedfomo", data, 3, models=0, **settings))
@@ -185,7 +167,7 @@ def test_without_others_models_it_is_local_if_every_visit_lowers_the_loss() -> N
         assert torch.equal(ours[name], local[name])
 
 
-def test_a_visit_that_raises_the_loss_is_taken_back() -> None:
+def test_a_round_that_raises_the_loss_is_taken_back() -> None:
     data, _, _ = quadratic_clients(2, 3)
     result = run_quadratic("fedfomo", data, 3, models=0, lr=50.0, rounds=4)
     once = final(run_quadratic("fedfomo", data, 3, models=0, lr=50.0, rounds=1))
@@ -203,14 +185,14 @@ def test_a_model_at_no_distance_has_no_weight() -> None:
     assert weights[1] != 0
 
 
-def test_batch_norm_statistics_have_no_part_in_distances() -> None:
+def test_batch_norm_buffers_have_no_part_in_distances() -> None:
     one = client(batch_norm=True)
     generator = torch.Generator().manual_seed(0)
     other = one.initial + 0.1 * torch.rand(len(one.initial), generator=generator, dtype=torch.float64)
     weights = FedFomo().weights(one, one.initial, other[None])
     squares = (other - one.initial) ** 2
     kept = torch.ones(len(squares), dtype=torch.bool)
-    for place in one.network.statistics:
+    for place in one.layout.buffers:
         kept[place] = False
     assert squares[~kept].sum() > 0.001
     expected = (one.loss(one.initial) - one.loss(other)) / squares[kept].sum().sqrt()
@@ -225,30 +207,30 @@ def test_new_clients_get_the_mean_of_all_last_models() -> None:
     result = ft.run(method, data=data, rounds=3, **settings)
     last = {i: log.up[number, i]["theta"] for number, called in enumerate(who(result), 1) for i in called}
     assert 2 < len(last) < 6
-    new = result._federation.data.new
+    new = result.data.new
     assert len(new) == 2
     for i in new:
-        close(result._federation.personal(i), torch.stack(list(last.values())).mean(0))
+        close(result.personal_vector(i), torch.stack(list(last.values())).mean(0))
     absent = set(range(6)) - last.keys() - new
     for i in absent:
-        close(result._federation.personal(i), torch.stack(list(last.values())).mean(0))
+        close(result.personal_vector(i), torch.stack(list(last.values())).mean(0))
 
 
 def test_before_anyone_uploaded_everyone_has_the_first_vector() -> None:
     result = ft.run(FedFomo(), data=digits([9, 9]), participation="independent:0.01", rounds=1, seed=1)
-    run = result._federation
+    run = result.simulation
     assert who(result) == [[]]
-    assert torch.equal(run.personal(0), run.server.initial)
+    assert torch.equal(run.personal_model(0), run.server.initial)
 
 
 def test_the_models_sent_are_counted_in_the_bytes() -> None:
     size = 64 * 16 + 16 + 16 * 10 + 10
     records = ft.run("fedfomo", models=2, **{**SMALL, "participation": "all"}).rounds
-    assert records[0]["bytes_down"] == 0  # nobody has uploaded
-    assert records[0]["bytes_up"] == 6 * 4 * (size + 1)
+    assert records[0].bytes_down == 0  # nobody has uploaded
+    assert records[0].bytes_up == 6 * 4 * (size + 1)
     for record in records[1:]:
-        assert record["bytes_down"] == 6 * 2 * (4 * size + 8)  # two models, and whose they are
-        assert record["bytes_up"] == 6 * (4 * (size + 3) + 2 * 8)  # one model, three weights
+        assert record.bytes_down == 6 * 2 * (4 * size + 8)  # two models, and whose they are
+        assert record.bytes_up == 6 * (4 * (size + 3) + 2 * 8)  # one model, three weights
 
 
 def test_one_client_alone_trains_on() -> None:
@@ -257,4 +239,4 @@ def test_one_client_alone_trains_on() -> None:
     how = {"rounds": 3, "steps": 1, "batch": "full", "lr": 0.1, **EXACT}
     ours = ft.run("fedfomo", data=data, model=module, loss=mean_output, **how)
     local = ft.run("local", data=data, model=module, loss=mean_output, **how)
-    assert torch.equal(ours._federation.personal(0), local._federation.personal(0))
+    assert torch.equal(ours.personal_vector(0), local.personal_vector(0))

@@ -1,9 +1,10 @@
-"""FedRep against the formula by hand, its limit cases and its rule for new clients."""
+"""FedRep against its slow reference, its limit cases and its rule for new clients."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.methods import CATALOGUE
@@ -11,7 +12,6 @@ from tests.helpers import digits
 from tests.methods.parts import (
     MOMENTUM,
     SMALL,
-    Steps,
     absent,
     close,
     first,
@@ -22,10 +22,8 @@ from tests.methods.parts import (
     state,
     unequal_clients,
 )
-from tests.methods.test_own_labels import SMALL as OWN
-from tests.methods.test_own_labels import clients
-
-BODY, HEAD = slice(0, 3), slice(3, 5)
+from tests.methods.problems import OWN, own_label_clients
+from tests.reference.fedrep import fedrep
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -47,24 +45,17 @@ def test_follows_its_formula(released: bool, keep: bool) -> None:
         keep_momentum=keep,
         released_weights=released,
     )
-    by_hand, start = Steps(momentum=0.5), first(3, 2)
-    body, heads = start[BODY].clone(), start[HEAD].repeat(4, 1)
-    velocities = torch.zeros(4, 5, dtype=torch.float64)
-    for record in result.rounds:
-        bodies, weights = [], []
-        for client in record["participants"]:
-            velocity = velocities[client] if keep else torch.zeros(5, dtype=torch.float64)
-            theta = torch.cat([body, heads[client]])
-            theta = by_hand(theta, curvatures[client], centres[client], HEAD, 3, velocity)
-            heads[client] = theta[HEAD]
-            theta = by_hand(theta, curvatures[client], centres[client], BODY, 2, velocity)
-            bodies.append(theta[BODY])
-            weights.append(samples[client] if released else 1.0)
-        body = sum(w * b for w, b in zip(weights, bodies, strict=True)) / sum(weights)
-    visited = [client for client in range(4) if client not in absent(result)]
-    assert 1 in visited
+
+    def slope(i: int, theta: Tensor) -> Tensor:
+        return curvatures[i] @ (theta - centres[i])
+
+    rounds, weights = [record.participants for record in result.rounds], samples if released else [1.0] * 4
+    sgd = {"lr": 0.1, "momentum": 0.5, "keep_momentum": keep}
+    body, heads = fedrep(slope, rounds, weights, first(3, 2), body=3, head_steps=3, body_steps=2, **sgd)
+    participated = [client for client in range(4) if client not in absent(result)]
+    assert 1 in participated
     close(server(result, "body"), body)
-    for client in visited:
+    for client in participated:
         close(state(result, client)["head"], heads[client])
         close(personal(result, client), torch.cat([body, heads[client]]))
 
@@ -74,7 +65,7 @@ def test_without_a_head_it_is_fedavg(more: dict[str, Any]) -> None:
     headless = ft.run("fedrep", **{**SMALL, **more}, head=0, head_epochs=1, released_weights=True)
     average = ft.run("fedavg", **{**SMALL, **more})
     assert torch.equal(server(headless, "body"), server(average, "theta"))
-    assert headless.rounds[-1]["bytes_up"] == average.rounds[-1]["bytes_up"]
+    assert headless.rounds[-1].bytes_up == average.rounds[-1].bytes_up
 
 
 @pytest.mark.parametrize("more", [{"head": 2}, {"head": 2, **MOMENTUM}, {"head": 3, "model": normed()}])
@@ -84,7 +75,7 @@ def test_with_everything_in_the_head_it_is_local(more: dict[str, Any]) -> None:
     for client in range(5):
         nothing = torch.empty(0)
         assert torch.equal(state(whole, client).get("head", nothing), state(local, client).get("theta", nothing))
-    assert whole.rounds[-1]["bytes_up"] == 0
+    assert whole.rounds[-1].bytes_up == 0
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM, {"model": normed()}])
@@ -96,16 +87,16 @@ def test_without_head_epochs_the_body_is_fedbabus(more: dict[str, Any]) -> None:
 def test_the_head_never_leaves() -> None:
     result = ft.run("fedrep", **SMALL)
     body = 64 * 16 + 16
-    assert all(record["bytes_up"] == record["bytes_down"] == 3 * 4 * body for record in result.rounds)
-    assert set(result._federation.server.state) == {"body"}
+    assert all(record.bytes_up == record.bytes_down == 3 * 4 * body for record in result.rounds)
+    assert set(result.server_state) == {"body"}
 
 
 def test_a_new_client_fits_a_head_to_the_present_body() -> None:
     """By hand: the features of the broadcast's body, and plain gradient descent of a head on them."""
     result = ft.run("fedrep", **{**SMALL, "participation": 1, "rounds": 2, "dtype": "float64"}, batch="full")
     (new, *_) = absent(result)
-    run = result._federation
-    x, y = run.data.train(new)
+    run = result.simulation
+    x, y = run.data.client(new).train
     body, head = server(result, "body"), run.server.initial[run.server.head].clone().requires_grad_()
     hidden = (x.flatten(1) @ body[: 64 * 16].view(16, 64).T + body[64 * 16 :]).relu()
     for _ in range(10):
@@ -119,18 +110,19 @@ def test_a_new_client_fits_a_head_to_the_present_body() -> None:
 
 def test_a_new_clients_model_is_the_same_in_all_rounds() -> None:
     method = CATALOGUE["fedrep"]()
-    bench = ft.run(method, data=digits([40, 40]), rounds=1, engine="in-process", **MOMENTUM)._federation.bench
-    message = {"body": bench.initial[bench.network.body]}
-    one, other = (method.personal(bench.client(0, round, {}), message) for round in (1, 7))
+    run = ft.run(method, data=digits([40, 40]), rounds=1, engine="in-process", **MOMENTUM).simulation
+    initial, site = run.server.initial, run.sites.site(0)
+    message = {"body": initial[run.server.body]}
+    one, other = (method.personal_model(site.client(round, {}), message) for round in (1, 7))
     assert torch.equal(one, other)
-    assert not torch.equal(one, bench.initial)
+    assert not torch.equal(one, initial)
 
 
 def test_outputs_that_a_client_does_not_have_take_no_part() -> None:
     """Labels of each client's own: rows of the head beyond its classes stay where they began."""
-    result = ft.run("fedrep", data=clients(), **OWN)
-    place = result._federation.server.head
-    start = result._federation.server.initial[place]
+    result = ft.run("fedrep", data=own_label_clients(), **OWN)
+    place = result.simulation.server.head
+    start = result.simulation.server.initial[place]
     for client, own in ((0, 2), (2, 5)):
         changed = (personal(result, client)[place] != start)[:40].view(5, 8).any(1)
         assert changed.tolist() == [row < own for row in range(5)]

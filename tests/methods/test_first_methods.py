@@ -1,5 +1,6 @@
-"""Closed forms and limit cases of Local, FedAvg, FedProx, FedPer and Ditto (the table in the fidelity notes)."""
+"""Local, FedAvg, FedProx, FedPer and Ditto against slow versions, their closed forms and their limit cases."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +8,13 @@ import torch
 from torch.nn import functional
 
 import fedtailor as ft
+from fedtailor.methods import find_method
 from tests.helpers import assert_same, digits, final, quadratic_clients, run_quadratic
+from tests.methods.problems import Problem, close, on_a_network, on_both, who
+from tests.reference.ditto import SlowDitto
+from tests.reference.fedavg import SlowFedAvg
+from tests.reference.fedper import SlowFedPer
+from tests.reference.local import SlowLocal
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -22,11 +29,79 @@ MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 def server(result: ft.RunResult, name: str = "theta") -> torch.Tensor:
-    return result._federation.server.state[name]
+    return result.server_state[name]
 
 
 def state(result: ft.RunResult, client: int) -> dict[str, torch.Tensor]:
-    return result._federation.states.get(f"client-{client}")
+    return result.client_state(client)
+
+
+STEPS = [{}, {"momentum": 0.6, "weight_decay": 0.1}, {"momentum": 0.6, "weight_decay": 0.1, "keep_momentum": True}]
+
+
+def after_the_run(slow: SlowLocal, result: ft.RunResult) -> None:
+    """Do the same rounds."""
+    for number, participants in enumerate(who(result), 1):
+        slow.round(number, participants)
+    assert len({client for participants in who(result) for client in participants}) < 6  # somebody was never called
+
+
+def steps(result: ft.RunResult) -> tuple[dict[str, Any], bool]:
+    """The settings of a client's steps, and whether it keeps its momentum."""
+    experiment = result.experiment
+    return {name: getattr(experiment, name) for name in ("lr", "momentum", "weight_decay")}, experiment.keep_momentum
+
+
+@on_both
+@pytest.mark.parametrize("settings", STEPS)
+def test_a_slow_local_comes_to_the_same_vectors(
+    run_on: Callable[..., tuple[ft.RunResult, Problem]], settings: dict[str, Any]
+) -> None:
+    result, problem = run_on(find_method("local"), **settings)
+    slow = SlowLocal(problem, *steps(result))
+    after_the_run(slow, result)
+    for client in range(6):
+        close(result.personal_vector(client), slow.own.get(client, problem.initial))
+
+
+@on_both
+@pytest.mark.parametrize("settings", STEPS)
+@pytest.mark.parametrize(("method", "parameters"), [("fedavg", {}), ("fedprox", {"mu": 0.7})])
+def test_a_slow_fedavg_comes_to_the_same_vectors(
+    run_on: Callable[..., tuple[ft.RunResult, Problem]],
+    method: str,
+    parameters: dict[str, float],
+    settings: dict[str, Any],
+) -> None:
+    result, problem = run_on(find_method(method, parameters), **settings)
+    slow = SlowFedAvg(problem, *steps(result), **parameters)
+    after_the_run(slow, result)
+    close(server(result), slow.glob)
+    for client in range(6):
+        close(result.personal_vector(client), slow.glob)
+
+
+@on_both
+@pytest.mark.parametrize("settings", STEPS)
+def test_a_slow_ditto_comes_to_the_same_vectors(
+    run_on: Callable[..., tuple[ft.RunResult, Problem]], settings: dict[str, Any]
+) -> None:
+    result, problem = run_on(find_method("ditto", {"lam": 0.7}), **settings)
+    slow = SlowDitto(problem, *steps(result), lam=0.7)
+    after_the_run(slow, result)
+    close(server(result), slow.glob)
+    for client in range(6):
+        close(result.personal_vector(client), slow.own.get(client, slow.glob))
+
+
+@pytest.mark.parametrize("settings", STEPS)
+def test_a_slow_fedper_comes_to_the_same_vectors(settings: dict[str, Any]) -> None:
+    result, problem = on_a_network(find_method("fedper"), **settings)
+    slow = SlowFedPer(problem, *steps(result), body=6 * 64 + 6)
+    after_the_run(slow, result)
+    close(server(result, "body"), slow.shared)
+    for client in range(6):
+        close(result.personal_vector(client), slow.personal(client))
 
 
 def test_identical_clients_with_one_full_step_are_central_gradient_descent() -> None:
@@ -43,16 +118,16 @@ def test_identical_clients_with_one_full_step_are_central_gradient_descent() -> 
         test=0.0,
         validation=0.0,
     )
-    run = result._federation
+    initial = result.simulation.server.initial
     module = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
-    torch.nn.utils.vector_to_parameters(run.server.initial.clone(), module.parameters())
+    torch.nn.utils.vector_to_parameters(initial.clone(), module.parameters())
     for _ in range(5):
         gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(module.parameters(), gradients, strict=True):
                 parameter -= 0.5 * gradient
     central = torch.nn.utils.parameters_to_vector(module.parameters())
-    assert (central - run.server.initial).abs().max() > 0.01
+    assert (central - initial).abs().max() > 0.01
     torch.testing.assert_close(server(result), central, rtol=0, atol=1e-6)
 
 
@@ -64,21 +139,21 @@ def test_fedavg_on_quadratics_follows_its_formula() -> None:
     w = torch.zeros(3, dtype=torch.float64)
     for record in result.rounds:
         thetas, weights = [], []
-        for client in record["participants"]:
+        for client in record.participants:
             theta = w.clone()
             for _ in range(4):
                 theta = theta - 0.1 * curvatures[client] @ (theta - centres[client])
             thetas.append(theta)
             weights.append(3.0 if client == 1 else 1.0)
         w = sum(weight * theta for weight, theta in zip(weights, thetas, strict=True)) / sum(weights)
-    assert {client for record in result.rounds for client in record["participants"]} >= {1}
+    assert {client for record in result.rounds for client in record.participants} >= {1}
     torch.testing.assert_close(server(result), w, rtol=0, atol=1e-12)
 
 
 def test_fedavg_with_one_participant_is_local_for_that_round() -> None:
     one = ft.run("fedavg", **{**SMALL, "participation": 1, "rounds": 1})
     alone = ft.run("local", **{**SMALL, "participation": 1, "rounds": 1})
-    (client,) = one.rounds[0]["participants"]
+    (client,) = one.rounds[0].participants
     assert torch.equal(server(one), state(alone, client)["theta"])
 
 
@@ -115,7 +190,7 @@ def test_fedprox_on_quadratics_reaches_the_prox_point() -> None:
 def test_fedper_without_a_head_is_fedavg(more: dict[str, Any]) -> None:
     headless, average = ft.run("fedper", **SMALL, **more, head=0), ft.run("fedavg", **SMALL, **more)
     assert torch.equal(server(headless, "body"), server(average))
-    assert headless.rounds[-1]["bytes_up"] == average.rounds[-1]["bytes_up"]
+    assert headless.rounds[-1].bytes_up == average.rounds[-1].bytes_up
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
@@ -125,15 +200,15 @@ def test_fedper_with_everything_in_the_head_is_local(more: dict[str, Any]) -> No
         assert torch.equal(
             state(whole, client).get("head", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
         )
-    assert whole.rounds[-1]["bytes_up"] == 0
+    assert whole.rounds[-1].bytes_up == 0
 
 
 def test_fedper_shares_the_body_and_nothing_else() -> None:
     result = ft.run("fedper", **{**SMALL, "participation": "all", "rounds": 1})
     local = ft.run("local", **{**SMALL, "participation": "all", "rounds": 1})
-    run = result._federation
+    run = result.simulation
     bodies = torch.stack([state(local, client)["theta"][run.server.body] for client in range(5)]).double()
-    weights = run.server.samples.double() / run.server.samples.sum()
+    weights = run.server.n_samples.double() / run.server.n_samples.sum()
     torch.testing.assert_close(server(result, "body").double(), weights @ bodies, rtol=0, atol=1e-6)
     for client in range(5):
         assert torch.equal(state(result, client)["head"], state(local, client)["theta"][run.server.head])
@@ -175,8 +250,8 @@ def test_ditto_on_quadratics_follows_its_formula() -> None:
 
 def test_local_sends_nothing() -> None:
     result = ft.run("local", **SMALL)
-    assert all(record["bytes_up"] == record["bytes_down"] == 0 for record in result.rounds)
-    assert result._federation.server.state == {}
+    assert all(record.bytes_up == record.bytes_down == 0 for record in result.rounds)
+    assert result.server_state == {}
 
 
 def test_messages_cost_what_the_formula_says() -> None:
@@ -184,4 +259,4 @@ def test_messages_cost_what_the_formula_says() -> None:
     size, head = 64 * 16 + 16 + 16 * 10 + 10, 16 * 10 + 10
     for method, length in (("fedavg", size), ("fedprox", size), ("ditto", size), ("fedper", size - head)):
         record = ft.run(method, **SMALL).rounds[-1]
-        assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * length
+        assert record.bytes_up == record.bytes_down == 3 * 4 * length

@@ -1,15 +1,15 @@
-"""LG-FedAvg against the formula by hand, and its limit cases."""
+"""LG-FedAvg against its slow reference, and its limit cases."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedtailor as ft
 from tests.methods.parts import (
     MOMENTUM,
     SMALL,
-    Steps,
     absent,
     close,
     first,
@@ -20,22 +20,19 @@ from tests.methods.parts import (
     state,
     unequal_clients,
 )
+from tests.reference.lg_fedavg import lg_fedavg
 
 
 def test_follows_its_formula() -> None:
     """Everything is trained together; the head is averaged by samples, the body stays."""
     data, centres, curvatures, samples = unequal_clients(4, 5)
     result = run_parts("lg-fedavg", data, 3, 2, epochs=3, rounds=6, participation=2, seed=3, momentum=0.5)
-    by_hand, start = Steps(momentum=0.5), first(3, 2)
-    head, bodies = start[3:].clone(), start[:3].repeat(4, 1)
-    for record in result.rounds:
-        total, heads = 0.0, torch.zeros(2, dtype=torch.float64)
-        for client in record["participants"]:
-            theta = torch.cat([bodies[client], head])
-            theta = by_hand(theta, curvatures[client], centres[client], slice(0, 5), 3)
-            bodies[client] = theta[:3]
-            heads, total = heads + samples[client] * theta[3:], total + samples[client]
-        head = heads / total
+
+    def slope(i: int, theta: Tensor) -> Tensor:
+        return curvatures[i] @ (theta - centres[i])
+
+    rounds = [record.participants for record in result.rounds]
+    head, bodies = lg_fedavg(slope, rounds, samples, first(3, 2), body=3, steps=3, lr=0.1, momentum=0.5)
     assert 1 not in absent(result)
     close(server(result, "head"), head)
     for client in range(4):
@@ -49,23 +46,23 @@ def test_without_a_head_it_is_local(more: dict[str, Any]) -> None:
     for client in range(5):
         nothing = torch.empty(0)
         assert torch.equal(state(headless, client).get("body", nothing), state(local, client).get("theta", nothing))
-    assert headless.rounds[-1]["bytes_up"] == headless.rounds[-1]["bytes_down"] == 0
-    assert headless.clients[-1]["results"] == local.clients[-1]["results"]
+    assert headless.rounds[-1].bytes_up == headless.rounds[-1].bytes_down == 0
+    assert headless.clients[-1].results == local.clients[-1].results
 
 
 @pytest.mark.parametrize("more", [{"head": 2}, {"head": 2, **MOMENTUM}, {"head": 3, "model": normed()}])
 def test_with_everything_in_the_head_it_is_fedavg(more: dict[str, Any]) -> None:
     whole, average = ft.run("lg-fedavg", **{**SMALL, **more}), ft.run("fedavg", **{**SMALL, **more})
     assert torch.equal(server(whole, "head"), server(average, "theta"))
-    assert whole.rounds[-1]["bytes_up"] == average.rounds[-1]["bytes_up"]
+    assert whole.rounds[-1].bytes_up == average.rounds[-1].bytes_up
 
 
 def test_it_is_the_complement_of_fedper() -> None:
     """After one round both have trained the same models; what one shares the other keeps."""
     settings = {**SMALL, "participation": "all", "rounds": 1}
     mine, other = ft.run("lg-fedavg", **settings), ft.run("fedper", **settings)
-    run = mine._federation
-    weights = run.server.samples.double() / run.server.samples.sum()
+    run = mine.simulation
+    weights = run.server.n_samples.double() / run.server.n_samples.sum()
     heads = torch.stack([state(other, client)["head"] for client in range(5)]).double()
     bodies = torch.stack([state(mine, client)["body"] for client in range(5)]).double()
     close(server(mine, "head").double(), weights @ heads, 1e-6)
@@ -75,12 +72,12 @@ def test_it_is_the_complement_of_fedper() -> None:
 def test_the_body_never_leaves() -> None:
     result = ft.run("lg-fedavg", **SMALL)
     head = 16 * 10 + 10
-    assert all(record["bytes_up"] == record["bytes_down"] == 3 * 4 * head for record in result.rounds)
-    assert set(result._federation.server.state) == {"head"}
+    assert all(record.bytes_up == record.bytes_down == 3 * 4 * head for record in result.rounds)
+    assert set(result.server_state) == {"head"}
 
 
 def test_a_new_client_has_the_first_body_and_the_shared_head() -> None:
     result = ft.run("lg-fedavg", **{**SMALL, "participation": 1, "rounds": 1})
-    run, (new, *_) = result._federation, absent(result)
+    run, (new, *_) = result.simulation, absent(result)
     assert torch.equal(personal(result, new), torch.cat([run.server.initial[run.server.body], server(result, "head")]))
     assert not torch.equal(server(result, "head"), run.server.initial[run.server.head])

@@ -4,11 +4,13 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
 import fedtailor as ft
-from fedtailor.methods import CATALOGUE, VARIANTS
+from fedtailor.method import Each, Mean, Uploads
+from fedtailor.methods import CATALOGUE, all_methods
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEADINGS = [
@@ -51,33 +53,61 @@ def test_a_page_that_is_not_current_is_found_out(
 
 def test_the_page_of_all_methods_has_a_row_for_each() -> None:
     rows = re.findall(r"^\| \[?`([a-z-]+)`", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted([*CATALOGUE, *VARIANTS])
+    assert rows == [*CATALOGUE]
 
 
 def test_what_is_counted_is_the_training_work_of_one_round(generator: ModuleType) -> None:
     """FedAvg passes a participant's samples once an epoch; PFLEGO once for the features, once for the gradient."""
     record = ft.run("fedavg", **{**generator.SETTINGS, "rounds": 3})
-    participants = record.rounds[2]["participants"]
-    samples = [record._federation.data.samples[client].item() for client in participants]
+    samples = [record.data.n_samples[client].item() for client in record.rounds[2].participants]
     average = generator.measure("fedavg")
     assert average.passed == 5 * sum(samples) / len(samples)
     assert (average.down, average.up) == (1, 1)
     assert generator.measure("pflego").passed == 2 * sum(samples) / len(samples)
 
 
+def section(text: str, heading: str) -> str:
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_every_method_has_a_page_with_all_its_headings_and_parameters(name: str) -> None:
-    text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+def test_every_method_has_a_page_with_all_its_headings_and_parameters(generator: ModuleType, name: str) -> None:
+    text = (DOCS / generator.page_of(CATALOGUE[name])).read_text(encoding="utf-8")
     assert re.match(r"# \S", text)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
-    parameters = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]
     for parameter in CATALOGUE[name].model_fields:
-        assert f"`{parameter}`" in parameters, parameter
+        assert f"`{parameter}`" in section(text, "Parameters"), parameter
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_is_on_the_page_of_its_method(name: str) -> None:
-    assert f"`{name}`" in (DOCS / "methods" / f"{VARIANTS[name][0]}.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_page_names_what_leaves_a_client(generator: ModuleType, name: str) -> None:
+    method = all_methods()[name]
+    text = (DOCS / generator.page_of(type(method))).read_text(encoding="utf-8")
+    for upload in method.uploaded:
+        assert f"`{upload}`" in section(text, "Messages and bytes"), upload
+
+
+def test_a_variant_is_on_the_page_of_the_method_that_it_varies(generator: ModuleType) -> None:
+    of_another = {name for name, kind in CATALOGUE.items() if generator.page_of(kind) != f"methods/{name}.md"}
+    assert of_another == {"pgfedmo", "pgfed-ce"}
+    for name in of_another:
+        assert generator.page_of(CATALOGUE[name]) == "methods/pgfed.md"
+        assert f"`{name}`" in (DOCS / "methods" / "pgfed.md").read_text(encoding="utf-8")
+
+
+def test_what_leaves_a_client_is_listed_by_what_the_server_sees(generator: ModuleType) -> None:
+    class Some(ft.Method):
+        uploads: ClassVar[Uploads] = {
+            "theta": Mean("samples"),
+            "change": Mean("equal"),
+            "body": Mean("n_query"),
+            "alpha": Each(),
+            "loss": Each(),
+        }
+
+    expected = "`theta`: mean by samples; `change`: plain mean; `body`: mean by `n_query`; `n_query`: sum; "
+    assert generator.uploads(Some()) == f"{expected}`alpha`, `loss`: each client's own"
+    assert generator.uploads(CATALOGUE["local"]()) == "nothing"
 
 
 @pytest.mark.parametrize(

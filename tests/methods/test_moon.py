@@ -1,4 +1,4 @@
-"""MOON against a second, slow version on plain PyTorch modules, and its limit cases."""
+"""MOON against its slow reference on plain PyTorch modules, and its limit cases."""
 
 import copy
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.local.descent import Descent, batches
-from fedtailor.local.streams import torch_stream
 from tests.helpers import assert_same, digits, final
+from tests.reference.batches import batches
+from tests.reference.moon import moon
 
 SMALL: dict[str, Any] = {"model": "mlp:12", "rounds": 4, "participation": 3, "engine": "in-process", "seed": 2}
 EXACT: dict[str, Any] = {**SMALL, "dtype": "float64", "test": 0.0, "validation": 0.0}
@@ -20,7 +20,7 @@ MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 class Cut(nn.Module):
-    """No Sequential, and with a normalisation whose statistics count."""
+    """No Sequential, and with a normalisation whose buffers count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,16 +41,6 @@ def body_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
     return module.body if isinstance(module, Cut) else module[:-1]  # type: ignore[index]
 
 
-def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
-    """ℓ_con as the paper writes it, sample by sample."""
-    total = torch.zeros((), dtype=z.dtype)
-    for a, b, c in zip(z, z_glob, z_prev, strict=True):
-        positive = torch.exp((a @ b) / (a @ a).sqrt() / (b @ b).sqrt() / tau)
-        negative = torch.exp((a @ c) / (a @ a).sqrt() / (c @ c).sqrt() / tau)
-        total = total - torch.log(positive / (positive + negative))
-    return total / len(z)
-
-
 @pytest.mark.parametrize("make", [dense, Cut])
 @pytest.mark.parametrize("size", [8, "full"])
 def test_follows_its_formula(make: Callable[[], nn.Module], size: Any) -> None:
@@ -59,45 +49,23 @@ def test_follows_its_formula(make: Callable[[], nn.Module], size: Any) -> None:
     module, mu, tau = make(), 3.0, 0.4
     how = {**EXACT, "model": module, "batch": size, "epochs": 2, "lr": 0.1, "rounds": 5}
     result = ft.run("moon", mu=mu, temperature=tau, data=digits([24, 16, 40, 32]), **how)
-    run = result._federation
-    shared, last = copy.deepcopy(module).double(), {}
-    shared.load_state_dict(run.bench.network.state_dict(run.server.initial))
-    for record in result.rounds:
-        ends, weights = [], []
-        for i in record["participants"]:
-            x, y = run.data.train(i)
-            local, old = copy.deepcopy(shared).train(), last.get(i, shared).eval()
-            shared.eval()
-            stream = torch_stream(how["seed"], "batches", record["round"], i)
-            descent = Descent(epochs=2, batch=None if size == "full" else size)
-            for chosen in batches(len(y), descent, stream, torch.device("cpu")):
-                xs, ys = (x, y) if chosen is None else (x[chosen], y[chosen])
-                with torch.no_grad():
-                    z_glob, z_prev = body_of(shared)(xs), body_of(old)(xs)
-                z = body_of(local)(xs)
-                loss = functional.cross_entropy(list(local.children())[-1](z), ys) + mu * contrast(
-                    z, z_glob, z_prev, tau
-                )
-                local.zero_grad()
-                loss.backward()
-                with torch.no_grad():
-                    for parameter in local.parameters():
-                        parameter -= 0.1 * parameter.grad
-            last[i] = local
-            ends.append(local.state_dict())
-            weights.append(len(y))
-        mean = {
-            name: sum(n * end[name] for n, end in zip(weights, ends, strict=True)) / sum(weights) for name in ends[0]
-        }
-        shared = copy.deepcopy(shared)
-        shared.load_state_dict(mean)
-    visits = [i for record in result.rounds for i in record["participants"]]
-    assert len(set(visits)) < len(visits)  # somebody came again
-    for name, tensor in run.bench.network.state_dict(run.server.state["theta"]).items():
+    run = result.simulation
+    start, partitioned = copy.deepcopy(module).double(), [run.data.client(i).train for i in range(4)]
+    start.load_state_dict(run.terms.network.state_dict(run.server.initial))
+
+    def order(number: int, i: int) -> list[Tensor | None]:
+        n, batch = len(partitioned[i][1]), None if size == "full" else size
+        return batches(n, how["seed"], number, i, epochs=2, batch=batch)
+
+    rounds = [record.participants for record in result.rounds]
+    shared, last = moon(start, body_of, partitioned, rounds, order, mu=mu, temperature=tau, lr=0.1)
+    participations = [i for participants in rounds for i in participants]
+    assert len(set(participations)) < len(participations)  # somebody came again
+    for name, tensor in run.terms.network.state_dict(run.server.state["theta"]).items():
         if tensor.is_floating_point():
             torch.testing.assert_close(tensor, shared.state_dict()[name], rtol=0, atol=1e-9)
     for i, local in last.items():
-        for name, tensor in run.bench.network.state_dict(run.states.get(f"client-{i}")["theta"]).items():
+        for name, tensor in run.terms.network.state_dict(run.state_of(i)["theta"]).items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(tensor, local.state_dict()[name], rtol=0, atol=1e-9)
 
@@ -109,8 +77,8 @@ def test_without_its_loss_it_is_fedavg(more: dict[str, Any]) -> None:
     assert_same(final(none), final(average))
 
 
-def test_a_first_visit_is_fedavgs() -> None:
-    """Up to rounding: the two halves of the contrast cancel in the sum. A second visit is not."""
+def test_a_clients_first_round_is_fedavgs() -> None:
+    """Up to rounding: the two halves of the contrast cancel in the sum. Its second one is not."""
     how = {**EXACT, "data": digits([20, 30, 40, 50]), "participation": "all"}
     for rounds, same in ((1, True), (2, False)):
         one, average = (ft.run(method, **{**how, "rounds": rounds}) for method in ("moon", "fedavg"))
@@ -121,16 +89,16 @@ def test_a_first_visit_is_fedavgs() -> None:
 def test_the_contrast_draws_features_from_the_last_model_to_the_global_one() -> None:
     how = {**SMALL, "data": digits([40, 40]), "participation": "all", "rounds": 2}
     plain, drawn = ft.run("moon", mu=1e-9, **how), ft.run("moon", mu=20.0, **how)
-    before = ft.run("moon", mu=20.0, **{**how, "rounds": 1})  # the same in all: first visits are FedAvg's
-    network = plain._federation.bench.network
-    x, _ = plain._federation.data.train(0)
+    before = ft.run("moon", mu=20.0, **{**how, "rounds": 1})  # the same in all: a client's first round is FedAvg's
+    network = plain.simulation.terms.network
+    x, _ = plain.data.client(0).train
 
     def preference(theta: Tensor) -> Tensor:
         vectors = theta, final(before)["server/theta"], final(before)["0/theta"]
         z, z_glob, z_prev = (functional.relu(x.flatten(1) @ v[:768].view(12, 64).T + v[768:780]) for v in vectors)
         return (functional.cosine_similarity(z, z_glob) - functional.cosine_similarity(z, z_prev)).mean()
 
-    assert network.size == 768 + 12 + 130
+    assert network.layout.size == 768 + 12 + 130
     assert preference(final(drawn)["0/theta"]) > preference(final(plain)["0/theta"]) + 1e-3
 
 
@@ -145,13 +113,13 @@ def test_features_that_are_all_zero_and_low_temperatures_do_no_harm() -> None:
     silent = nn.Sequential(nn.Flatten(), nn.Linear(64, 8, bias=False), nn.ReLU(), nn.Linear(8, 10))
     for model in (silent, "mlp:8"):
         result = ft.run("moon", data=data, **{**SMALL, "model": model, "participation": "all"}, temperature=0.01)
-        assert all(record["failed"] == [] for record in result.rounds)
+        assert all(record.failed == [] for record in result.rounds)
         assert all(tensor.isfinite().all() for tensor in final(result).values())
 
 
 def test_new_clients_get_the_global_model_and_messages_are_one_vector_each_way() -> None:
     result = ft.run("moon", data=digits([20] * 5), **{**SMALL, "participation": 2, "rounds": 2}, new_clients=2)
-    run = result._federation
-    assert torch.equal(run.personal(4), run.server.state["theta"])
+    run = result.simulation
+    assert torch.equal(run.personal_model(4), run.server.state["theta"])
     size = 4 * len(run.server.initial)
-    assert result.rounds[-1]["bytes_up"] == result.rounds[-1]["bytes_down"] == 2 * size
+    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 2 * size

@@ -5,20 +5,32 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.local.descent import Descent, batches
-from fedtailor.local.streams import torch_stream
-from fedtailor.method import Replies
+from fedtailor.method import Total
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.pfedmb import PFedMB, project
-from fedtailor.server.loop import Federation
+from fedtailor.server.aggregation import Aggregator
+from fedtailor.server.loop import Loop
 from tests.helpers import assert_same, digits, final
+from tests.methods.problems import watched
+from tests.reference.pfedmb import (
+    Dense,
+    Layers,
+    Norm,
+    SlowPFedMB,
+    as_branches,
+    as_vectors,
+    average,
+    multi_branch,
+    unflatten,
+)
 
-SHAPES = [(7, 64), (6, 7), (10, 6)]  # of the layers of mlp:7,6 on digits
-SIZE = sum(rows * columns + rows for rows, columns in SHAPES)
+MLP = (Dense(7, 64), Dense(6, 7), Dense(10, 6, relu=False))  # mlp:7,6 on digits
+NORMED = (Dense(7, 64, relu=False), Norm(7), Dense(10, 7, relu=False))
+SIZE = 7 * 64 + 7 + 6 * 7 + 6 + 10 * 6 + 10
 TINY: dict[str, Any] = {
     "model": "mlp:7,6",
     "rounds": 5,
@@ -43,9 +55,6 @@ SMALL: dict[str, Any] = {
 }
 MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
-Layer = tuple[Tensor, Tensor]  # weights and bias
-Branches = list[list[Layer]]  # W[l][b]
-
 
 def clients() -> list[tuple[Tensor, Tensor]]:
     return [(x.double(), y) for x, y in digits([13, 7, 20, 9, 4])]
@@ -53,13 +62,13 @@ def clients() -> list[tuple[Tensor, Tensor]]:
 
 def run_tiny(**settings: Any) -> tuple[ft.RunResult, list[dict[str, Tensor]]]:
     """A run, and the server's tensors before the first round and after each."""
-    started: list[Federation] = []
+    started: list[Loop] = []
     states: list[dict[str, Tensor]] = []
 
     def keep(record: object = None) -> None:
         states.append({name: tensor.clone() for name, tensor in started[0].server.state.items()})
 
-    def start(run: Federation) -> None:
+    def start(run: Loop) -> None:
         started.append(run)
         keep()
 
@@ -67,101 +76,20 @@ def run_tiny(**settings: Any) -> tuple[ft.RunResult, list[dict[str, Tensor]]]:
     return ft.run(method, data=clients(), on_start=start, on_round=keep, **{**TINY, **settings}), states
 
 
-# --- the second implementation ---
+class Scaled(nn.BatchNorm1d):
+    """BatchNorm whose branches begin with scales of their own: with equal ones, its α would never move."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.uniform_(self.weight, 0.5, 1.5)
 
 
-def unflatten(vector: Tensor) -> list[Layer]:
-    """A copy of a network's vector as the weights and bias of each layer."""
-    layers, start = [], 0
-    for rows, columns in SHAPES:
-        weights = vector[start : start + rows * columns].clone().view(rows, columns)
-        bias = vector[start + rows * columns : start + rows * columns + rows].clone()
-        layers.append((weights, bias))
-        start += rows * columns + rows
-    assert start == len(vector)
-    return layers
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), Scaled(7), nn.ReLU(), nn.Linear(7, 10))
 
 
-def flatten(layers: list[Layer]) -> Tensor:
-    return torch.cat([tensor.flatten() for layer in layers for tensor in layer])
-
-
-def as_branches(W: Tensor) -> Branches:
-    """W[l][b] from one vector for each branch."""
-    rows = [unflatten(vector) for vector in W]
-    return [[row[layer] for row in rows] for layer in range(len(SHAPES))]
-
-
-def as_vectors(W: Branches) -> Tensor:
-    return torch.stack([flatten([branches[b] for branches in W]) for b in range(len(W[0]))])
-
-
-def multi_branch(x: Tensor, W: Branches, alpha: Tensor) -> Tensor:
-    """Eq. 2: every branch receives x, and the outputs are combined with the weights α. One row of α stands for all
-    layers where they share it."""
-    for layer, branches in enumerate(W):
-        shares = alpha[layer] if len(alpha) > 1 else alpha[0]
-        x = sum((shares[b] * (x @ w.T + bias) for b, (w, bias) in enumerate(branches)), torch.zeros(()).to(x))
-        if layer < len(W) - 1:
-            x = x.relu()
-    return x
-
-
-def by_bisection(point: Tensor) -> Tensor:
-    """The nearest point of the simplex is max(v − t, 0) with the t for which its entries sum to 1."""
-    low, high = float(point.min()) - 1, float(point.max())
-    for _ in range(100):
-        middle = (low + high) / 2
-        if float((point - middle).clamp(min=0).sum()) > 1:
-            low = middle
-        else:
-            high = middle
-    return (point - (low + high) / 2).clamp(min=0)
-
-
-def local_learning(
-    W: Branches, alpha: Tensor, x: Tensor, y: Tensor, order: list[Tensor], alpha_lr: float, lr: float
-) -> tuple[Branches, Tensor]:
-    """ClientLocalLearning of Algorithm 1, with an autograd leaf for α and for each tensor of each branch."""
-    for chosen in order:  # line 19
-        leaf = alpha.clone().requires_grad_()
-        loss = functional.cross_entropy(multi_branch(x[chosen], W, leaf), y[chosen])
-        (gradient,) = torch.autograd.grad(loss, [leaf])
-        alpha = torch.stack([by_bisection(row) for row in alpha - alpha_lr * gradient])
-    for chosen in order:  # line 20
-        W = [[(w.clone().requires_grad_(), bias.clone().requires_grad_()) for w, bias in layer] for layer in W]
-        leaves = [tensor for layer in W for branch in layer for tensor in branch]
-        functional.cross_entropy(multi_branch(x[chosen], W, alpha), y[chosen]).backward()
-        assert all(leaf.grad is not None for leaf in leaves)
-        W = [[tuple((t - lr * t.grad).detach() for t in branch) for branch in layer] for layer in W]
-    return W, alpha
-
-
-def order_of(n: int, round: int, client: int) -> list[Tensor]:
-    """The samples of each step, as the run draws them."""
-    how = Descent(epochs=TINY["epochs"], batch=TINY["batch"])
-    drawn = batches(n, how, torch_stream(TINY["seed"], "batches", round, client), torch.device("cpu"))
-    return [torch.arange(n) if chosen is None else chosen for chosen in drawn]
-
-
-def average(W: list[Branches], alpha: list[Tensor], n: list[int], before: Branches) -> Branches:
-    """Eq. 5 by loops over layers, branches, tensors and participants."""
-    after: Branches = []
-    for layer in range(len(SHAPES)):
-        after.append([])
-        for b in range(len(before[layer])):
-            tensors = []
-            for part in (0, 1):
-                above, below = torch.zeros_like(before[layer][b][part]), 0.0
-                for i in range(len(W)):
-                    share = float(alpha[i][layer if len(alpha[i]) > 1 else 0, b])
-                    above += n[i] * share * W[i][layer][b][part]
-                    below += n[i] * share
-                tensors.append(above / below if below > 0 else before[layer][b][part])
-            after[layer].append((tensors[0], tensors[1]))
-    return after
-
-
+@pytest.mark.parametrize("layers", [MLP, NORMED], ids=["mlp", "batch norm"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -169,45 +97,44 @@ def average(W: list[Branches], alpha: list[Tensor], n: list[int], before: Branch
         {"branches": 3, "per_layer": False},
         {"branches": 3, "alpha_weighted": False},
         {"branches": 2, "branch_lr": 0.15, "alpha_lr": 0.05},
+        {"branches": 3, "weight_decay": 0.3},
+        {"branches": 3, "weight_decay": 0.2, "momentum": 0.6, "branch_lr": 0.15},
         {},
     ],
     ids=str,
 )
-def test_agrees_with_a_second_implementation(options: dict[str, Any]) -> None:
+def test_agrees_with_a_second_implementation(options: dict[str, Any], layers: Layers) -> None:
     """Server and clients, vector by vector after every round, with mini-batches and partial participation."""
-    result, states = run_tiny(**options)
+    result, states = run_tiny(**options, **({"model": normed()} if layers is NORMED else {}))
     B, data = options.get("branches", 5), clients()
-    rate = options.get("branch_lr", TINY["lr"] * B)
-    W = as_branches(states[0]["W"])
-    rows = len(SHAPES) if options.get("per_layer", True) else 1
-    alpha = [torch.full((rows, B), 1 / B, dtype=torch.float64) for _ in data]
+    slow = SlowPFedMB(
+        layers,
+        data,
+        as_branches(states[0]["W"], layers),
+        **{
+            "alpha_lr": 0.2,
+            **{name: value for name, value in options.items() if name not in ("branches", "branch_lr")},
+        },
+        **{name: TINY[name] for name in ("seed", "epochs", "batch")},
+        lr=options.get("branch_lr", TINY["lr"] * B),
+    )
     for record, state in zip(result.rounds, states[1:], strict=True):
-        local = []
-        for i in record["participants"]:
-            order = order_of(len(data[i][1]), record["round"], i)
-            trained, alpha[i] = local_learning(W, alpha[i], *data[i], order, options.get("alpha_lr", 0.2), rate)
-            local.append(trained)
-        weights = [alpha[i] for i in record["participants"]]
-        if not options.get("alpha_weighted", True):
-            weights = [torch.ones_like(row) for row in weights]  # Eq. 6
-        W = average(local, weights, [len(data[i][1]) for i in record["participants"]], W)
-        torch.testing.assert_close(state["W"], as_vectors(W), rtol=0, atol=1e-9)
-        torch.testing.assert_close(state["alpha"], torch.stack(alpha), rtol=0, atol=1e-9)
-    visited = {i for record in result.rounds for i in record["participants"]}
-    assert any(len(record["participants"]) < len(data) for record in result.rounds)
-    assert len(visited) < sum(len(record["participants"]) for record in result.rounds)  # some come back
-    moved = torch.stack([alpha[i] for i in visited])
+        slow.round(record.round, record.participants)
+        torch.testing.assert_close(state["W"], as_vectors(slow.W), rtol=0, atol=1e-9)
+        torch.testing.assert_close(state["alpha"], torch.stack(slow.alpha), rtol=0, atol=1e-9)
+    called = {i for record in result.rounds for i in record.participants}
+    assert any(len(record.participants) < len(data) for record in result.rounds)
+    assert len(called) < sum(len(record.participants) for record in result.rounds)  # some come back
+    moved = torch.stack([slow.alpha[i] for i in called])
     assert (moved - 1 / B).abs().amax(dim=(1, 2)).min() > 1e-3  # α is at work
     if "alpha_lr" not in options:
         assert (moved == 0).any()  # and the constraint too
     for i in range(len(data)):  # the personal model: the server's W with the client's own α
-        mixed = []
-        for layer in range(len(SHAPES)):
-            shares = alpha[i][layer if rows > 1 else 0]
-            mixed.append(
-                tuple(sum(float(shares[b]) * W[layer][b][part] for b in range(B)) for part in (0, 1))  # Eq. 1
-            )
-        torch.testing.assert_close(result._federation.personal(i), flatten(mixed), rtol=0, atol=1e-9)
+        torch.testing.assert_close(result.personal_vector(i), slow.personal(i), rtol=0, atol=1e-9)
+    if layers is NORMED:
+        used = [branch["count"] for b, branch in enumerate(slow.W[1]) if (moved[:, 1 % moved.shape[1], b] > 0).any()]
+        assert min(used) > 3  # buffers are at work
+        assert (moved[:, 1 % moved.shape[1]] - 1 / B).abs().max() > 1e-3
 
 
 # --- architecture and the client's two phases ---
@@ -218,18 +145,24 @@ def some_alpha(layers: int, branches: int, seed: int = 0) -> Tensor:
     return (1 + torch.rand(layers, branches, generator=generator, dtype=torch.float64)).softmax(1)
 
 
+def trained_once(result: ft.RunResult, client: int, alpha: Tensor, W: Tensor) -> ft.Message:
+    """What a client with this α uploads after its work on these branches."""
+    site = result.simulation.sites.site(client)
+    return site.terms.method.train(site.client(1, {"alpha": alpha.clone()}), {"W": W})
+
+
 def test_the_chain_rule_for_alpha_is_autograds_through_explicit_branches() -> None:
     """One full-batch step that stays inside the simplex: there the projection only takes off the gradient's mean,
     α' = α − η (g − mean g), whoever computes it."""
     result, states = run_tiny(branches=4, steps=1, batch="full", alpha_lr=1.0)
-    run, W, alpha = result._federation, states[-1]["W"], some_alpha(3, 4)
-    x, y = run.data.train(2)
+    W, alpha = states[-1]["W"], some_alpha(3, 4)
+    x, y = result.data.client(2).train
     leaf = alpha.clone().requires_grad_()
-    (g,) = torch.autograd.grad(functional.cross_entropy(multi_branch(x, as_branches(W), leaf), y), [leaf])
+    (g,) = torch.autograd.grad(functional.cross_entropy(multi_branch(x, as_branches(W, MLP), leaf, MLP), y), [leaf])
     expected = alpha - (g - g.mean(1, keepdim=True))
     assert expected.min() > 0
     assert (expected - alpha).abs().amax(1).min() > 1e-4
-    reply = run.method.train(run.bench.client(2, 1, {"alpha": alpha.clone()}), {"W": W})
+    reply = trained_once(result, 2, alpha, W)
     torch.testing.assert_close(reply["alpha"], expected, rtol=0, atol=1e-12)
 
 
@@ -237,19 +170,17 @@ def test_the_chain_rule_for_alpha_is_autograds_through_explicit_branches() -> No
 def test_the_chain_rule_for_the_branches_is_autograds_through_explicit_branches(momentum: float) -> None:
     """Several steps of torch.optim.SGD on every W_lb as a parameter of its own, at an α with an unused branch."""
     result, states = run_tiny(branches=4, steps=6, batch="full", alpha_lr=0.0, branch_lr=0.2, momentum=momentum)
-    run, W, alpha = result._federation, states[-1]["W"], some_alpha(3, 4)
+    W, alpha = states[-1]["W"], some_alpha(3, 4)
     alpha[1] = torch.tensor([0.0, 0.5, 0.2, 0.3], dtype=torch.float64)
-    x, y = run.data.train(0)
-    explicit = [
-        [(w.clone().requires_grad_(), bias.clone().requires_grad_()) for w, bias in layer] for layer in as_branches(W)
-    ]
-    leaves = [tensor for layer in explicit for branch in layer for tensor in branch]
+    x, y = result.data.client(0).train
+    explicit = as_branches(W, MLP)
+    leaves = [tensor.requires_grad_() for layer in explicit for branch in layer for tensor in branch.values()]
     optimizer = torch.optim.SGD(leaves, lr=0.2, momentum=momentum)
     for _ in range(6):
         optimizer.zero_grad()
-        functional.cross_entropy(multi_branch(x, explicit, alpha), y).backward()
+        functional.cross_entropy(multi_branch(x, explicit, alpha, MLP), y).backward()
         optimizer.step()
-    reply = run.method.train(run.bench.client(0, 1, {"alpha": alpha.clone()}), {"W": W})
+    reply = trained_once(result, 0, alpha, W)
     trained = as_vectors(explicit).detach()
     assert (trained - W).abs().amax(1).min() > 1e-2
     torch.testing.assert_close(reply["W"], trained, rtol=0, atol=1e-11)
@@ -271,12 +202,12 @@ def test_alpha_starts_equal_and_stays_on_the_simplex(per_layer: bool, alpha_lr: 
         torch.testing.assert_close(alpha.sum(2), torch.ones(5, layers, dtype=torch.float64), rtol=0, atol=1e-12)
         for client in range(5):
             kept, first = torch.equal(alpha[client], before["alpha"][client]), (before["alpha"][client] == 0.25).all()
-            assert kept or client in record["participants"]
-            assert not (kept and first and client in record["participants"])
+            assert kept or client in record.participants
+            assert not (kept and first and client in record.participants)
     if alpha_lr > 1:
         assert (states[-1]["alpha"] == 0).any()
-    for client in {client for record in result.rounds for client in record["participants"]}:
-        own = result._federation.states.get(f"client-{client}")["alpha"]  # the server's copy is the client's own
+    for client in {client for record in result.rounds for client in record.participants}:
+        own = result.client_state(client)["alpha"]  # the server's copy is the client's own
         assert torch.equal(own, states[-1]["alpha"][client])
 
 
@@ -327,13 +258,13 @@ def test_branches_have_first_values_of_their_own() -> None:
     result, states = run_tiny(rounds=1)
     W = states[0]["W"]
     assert W.shape == (5, SIZE)
-    assert torch.equal(W[0], result._federation.server.initial)
+    assert torch.equal(W[0], result.simulation.server.initial)
     for one, other in combinations(W, 2):
-        for (weights, bias), (weights2, bias2) in zip(unflatten(one), unflatten(other), strict=True):
-            assert (weights != weights2).all()
-            assert (bias != bias2).all()
-    for layer in zip(*(unflatten(row) for row in W), strict=True):
-        deviations = torch.stack([weights.std() for weights, _ in layer])
+        for mine, theirs in zip(unflatten(one, MLP), unflatten(other, MLP), strict=True):
+            assert (mine["weight"] != theirs["weight"]).all()
+            assert (mine["bias"] != theirs["bias"]).all()
+    for layer in zip(*(unflatten(row, MLP) for row in W), strict=True):
+        deviations = torch.stack([tensors["weight"].std() for tensors in layer])
         assert deviations.max() < 1.5 * deviations.min()
     assert torch.equal(run_tiny(rounds=1)[1][0]["W"], W)
     assert (run_tiny(rounds=1, seed=5)[1][0]["W"] != W).all()
@@ -342,33 +273,45 @@ def test_branches_have_first_values_of_their_own() -> None:
 # --- the server ---
 
 
-def random_replies(B: int, layers: int = 3) -> tuple[dict[int, dict[str, Tensor]], list[int]]:
+N = {0: 13, 2: 20, 3: 9}  # the participants of a round by hand, and their samples
+
+
+def random_uploads(B: int, layers: int = 3) -> dict[int, dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(8)
-    chosen = [0, 2, 3]
-    replies = {
-        i: {
-            "W": torch.randn(B, SIZE, generator=generator, dtype=torch.float64),
-            "alpha": some_alpha(layers, B, seed=i),
-        }
-        for i in chosen
+    return {
+        i: {"W": torch.randn(B, SIZE, generator=generator, dtype=torch.float64), "alpha": some_alpha(layers, B, seed=i)}
+        for i in N
     }
-    return replies, [13, 20, 9]
+
+
+def received(result: ft.RunResult, uploads: dict[int, dict[str, Tensor]]) -> Total:
+    """Hand these uploads to the server as its loop does, in the order in which they happen to arrive."""
+    server, method = result.simulation.server, result.simulation.terms.method
+    aggregator = Aggregator(method.uploads, list(uploads), server.n_samples, server.layout)
+    for client in reversed(uploads):
+        aggregator.put(client, uploads[client])
+    total = aggregator.total()
+    method.receive(server, total)
+    return total
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_equation_5_is_a_loop_and_a_branch_that_nobody_uses_keeps_its_value(per_layer: bool) -> None:
     result, _ = run_tiny(branches=3, rounds=1, per_layer=per_layer)
-    server, method = result._federation.server, result._federation.method
-    replies, n = random_replies(3, 3 if per_layer else 1)
+    server = result.simulation.server
+    uploads = random_uploads(3, 3 if per_layer else 1)
     number = 1 if per_layer else 0
-    for reply in replies.values():
-        reply["alpha"][number] = torch.tensor([0.5, 0.0, 0.5])  # nobody uses branch 1 here
-    replies[2]["alpha"][number] = torch.tensor([1.0, 0.0, 0.0])
+    for upload in uploads.values():
+        upload["alpha"][number] = torch.tensor([0.5, 0.0, 0.5])  # nobody uses branch 1 here
+    uploads[2]["alpha"][number] = torch.tensor([1.0, 0.0, 0.0])
+    for i, upload in uploads.items():
+        upload["weight"] = N[i] * upload["alpha"].T
     before = server.state["W"].clone()
-    method.receive(server, Replies(replies, server.samples))
-    Ws, alphas = [as_branches(r["W"]) for r in replies.values()], [r["alpha"] for r in replies.values()]
-    expected = as_vectors(average(Ws, alphas, n, as_branches(before)))
+    total = received(result, uploads)
+    Ws, alphas = [as_branches(u["W"], MLP) for u in uploads.values()], [u["alpha"] for u in uploads.values()]
+    expected = as_vectors(average(Ws, alphas, list(N.values()), as_branches(before, MLP)))
     torch.testing.assert_close(server.state["W"], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(total.weight("W"), sum(N[i] * uploads[i]["alpha"].T for i in N), rtol=0, atol=1e-12)
     unused = slice(7 * 65, 7 * 65 + 6 * 8) if per_layer else slice(0, SIZE)
     kept = server.state["W"] == before
     assert kept[1, unused].all()
@@ -377,23 +320,39 @@ def test_equation_5_is_a_loop_and_a_branch_that_nobody_uses_keeps_its_value(per_
 
 def test_equation_6_averages_by_samples_alone() -> None:
     result, _ = run_tiny(branches=3, rounds=1, alpha_weighted=False)
-    server, method = result._federation.server, result._federation.method
-    replies, n = random_replies(3)
-    replies[0]["alpha"][1] = torch.tensor([1.0, 0.0, 0.0])
-    method.receive(server, Replies(replies, server.samples))
+    server = result.simulation.server
+    uploads = random_uploads(3)
+    uploads[0]["alpha"][1] = torch.tensor([1.0, 0.0, 0.0])
+    for i, upload in uploads.items():
+        upload["weight"] = torch.full((3, 3), float(N[i]), dtype=torch.float64)
+    received(result, uploads)
     expected = torch.zeros(3, SIZE, dtype=torch.float64)
-    for samples, reply in zip(n, replies.values(), strict=True):
-        expected += samples / 42 * reply["W"]
+    for i, upload in uploads.items():
+        expected += N[i] / 42 * upload["W"]
     torch.testing.assert_close(server.state["W"], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("alpha_weighted", [True, False])
+def test_a_client_computes_the_weights_of_its_branches(alpha_weighted: bool) -> None:
+    """n_i α_lb for Eq. 5, n_i for Eq. 6, so that the server adds up and divides without a look at any client."""
+    method, log = watched(PFedMB, branches=3, alpha_weighted=alpha_weighted)
+    run_tiny(method=method)
+    assert len(log.up) == 15
+    for (_, client), upload in log.up.items():
+        alpha = upload["alpha"].T if alpha_weighted else torch.ones(3, 3, dtype=torch.float64)
+        assert torch.equal(upload["weight"], len(clients()[client][1]) * alpha)
+    with pytest.raises(KeyError):
+        log.totals[1].each("W")
+
+
 def test_a_round_costs_b_vectors_each_way_and_alpha_up() -> None:
+    """And as many weights n α as there are α."""
     size = 64 * 16 + 16 + 16 * 10 + 10
     for options, alpha in (({}, 2 * 5), ({"branches": 3}, 2 * 3), ({"branches": 3, "per_layer": False}, 3)):
         branches = options.get("branches", 5)
         for record in ft.run("pfedmb", **SMALL, max_train=20, **options).rounds:
-            assert record["bytes_down"] == 3 * 4 * branches * size
-            assert record["bytes_up"] == 3 * 4 * (branches * size + alpha)
+            assert record.bytes_down == 3 * 4 * branches * size
+            assert record.bytes_up == 3 * 4 * (branches * size + 2 * alpha)
 
 
 # --- limit cases ---
@@ -404,8 +363,8 @@ def test_a_round_costs_b_vectors_each_way_and_alpha_up() -> None:
 def test_one_branch_is_fedavg(options: dict[str, Any], more: dict[str, Any]) -> None:
     """Bit for bit, in single precision."""
     one, average = ft.run("pfedmb", branches=1, **options, **SMALL, **more), ft.run("fedavg", **SMALL, **more)
-    assert torch.equal(one._federation.server.state["W"][0], average._federation.server.state["theta"])
-    assert [record["accuracy"] for record in one.rounds] == [record["accuracy"] for record in average.rounds]
+    assert torch.equal(one.server_state["W"][0], average.server_state["theta"])
+    assert [record.accuracy for record in one.rounds] == [record.accuracy for record in average.rounds]
 
 
 class FromTheMean(FedAvg):
@@ -414,7 +373,7 @@ class FromTheMean(FedAvg):
     branches: int = 4
 
     def start(self, server: ft.Server) -> None:
-        server.state["theta"] = torch.stack([server.another_initial(b) for b in range(self.branches)]).mean(0)
+        server.state["theta"] = torch.stack([server.initial_for(b) for b in range(self.branches)]).mean(0)
 
 
 @pytest.mark.parametrize("branch_lr", [None, 0.2])
@@ -473,7 +432,7 @@ def test_rounds_repeat_bit_for_bit_whatever_else_was_drawn() -> None:
 def test_alpha_is_recorded_for_every_client_layer_and_branch() -> None:
     """Fig. 3: what `observe` shows is the α of all clients."""
     result, states = run_tiny(branches=3)
-    shown = result._federation.method.observe(result._federation.server)
+    shown = result.simulation.terms.method.observe(result.simulation.server)
     assert torch.equal(shown["alpha"], states[-1]["alpha"])
     assert shown["alpha"].shape == (5, 3, 3)
     assert any(not torch.equal(one["alpha"], other["alpha"]) for one, other in pairwise(states))

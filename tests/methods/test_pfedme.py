@@ -1,23 +1,19 @@
-"""pFedMe against a second, slow implementation, its prox points and Moreau envelopes, and its limit cases."""
+"""pFedMe against its slow reference, its prox points and Moreau envelopes, and its limit cases."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.methods.pfedme import PFedMe
 from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients, run_quadratic
-from tests.methods.test_pgfed import EXACT, MOMENTUM, SMALL, Problem, close, on_both, watched, who
+from tests.methods.problems import EXACT, MOMENTUM, SMALL, close, on_both, watched, who
+from tests.reference.pfedme import pfedme, prox
+from tests.reference.problem import Problem
 
 EYE = torch.eye(3, dtype=torch.float64)
-
-
-def prox(centre: Tensor, curvature: Tensor, w: Tensor, lam: float) -> Tensor:
-    """argmin ½(θ−c)ᵀH(θ−c) + λ/2 ‖θ−w‖²."""
-    return torch.linalg.solve(curvature + lam * EYE, curvature @ centre + lam * w)
 
 
 @on_both
@@ -34,27 +30,17 @@ def test_a_slow_version_comes_to_the_same_vectors(
 ) -> None:
     method, log = watched(PFedMe, **parameters)
     result, problem = run_on(method, **settings)
-    lr, momentum, decay = result.experiment.lr, settings.get("momentum", 0.0), settings.get("weight_decay", 0.0)
-    w, personal, speeds = problem.initial, {}, {}
-    for number, participants in enumerate(who(result), 1):
-        ends = []
-        for i in participants:
-            mine, theta, speed = w.clone(), w.clone(), speeds.get(i, torch.zeros_like(w))
-            for batch in problem.order(number, i):
-                for _ in range(method.prox_steps):
-                    slope = problem.slope(i, theta, batch)[1] + method.lam * (theta - mine) + decay * theta
-                    speed = momentum * speed + slope
-                    theta = theta - lr * speed
-                mine = mine - method.outer_lr * method.lam * (mine - theta)
-            close(log.up[number, i]["theta"], mine)
-            ends.append(mine)
-            personal[i], speeds[i] = theta, speed
-        w = (1 - method.beta) * w + method.beta * sum(ends) / len(ends)
-        close(log.server[number]["theta"], w)
+    how = {name: getattr(method, name) for name in ("lam", "prox_steps", "outer_lr", "beta")}
+    how |= {name: settings.get(name, 0.0) for name in ("momentum", "weight_decay")}
+    for number, slow in enumerate(pfedme(problem, who(result), lr=result.experiment.lr, **how), 1):
+        for i, w in slow.ends.items():
+            close(log.up[number, i]["theta"], w)
+        close(log.server[number]["theta"], slow.w)
     states = final(result)
-    for i, theta in personal.items():
+    for i, theta in slow.personal.items():
         close(states[f"{i}/personal"], theta)
-    assert (w - problem.initial).abs().max() > 0.05
+        close(result.personal_vector(i), theta)
+    assert (slow.w - problem.initial).abs().max() > 0.05
 
 
 def test_the_personal_model_is_the_prox_point_and_not_the_local_copy() -> None:
@@ -88,8 +74,8 @@ def test_the_minimum_of_the_mean_moreau_envelope_stays_where_it_is() -> None:
         module.theta.data = start
         how = {"rounds": 2, "steps": 1, "batch": "full", "lr": 0.2, **EXACT}
         method = PFedMe(lam=2.0, prox_steps=60, outer_lr=0.3)
-        run = ft.run(method, data=data, model=module, loss=mean_output, **how)._federation
-        away.append(float((run.server.state["theta"] - best).abs().max()))
+        run = ft.run(method, data=data, model=module, loss=mean_output, **how)
+        away.append(float((run.server_state["theta"] - best).abs().max()))
     assert away[0] < 1e-9
     assert away[1] < 0.9
 
@@ -107,7 +93,7 @@ def test_without_a_pull_the_personal_model_is_a_plain_local_descent(more: dict[s
 @pytest.mark.parametrize("parameters", [{"lam": 0.0}, {"outer_lr": 0.0}, {"beta": 0.0}])
 def test_the_global_model_stays(parameters: dict[str, float]) -> None:
     """The mean of two equal vectors is exact."""
-    server = ft.run("pfedme", **parameters, **{**SMALL, "participation": 2, "rounds": 2})._federation.server
+    server = ft.run("pfedme", **parameters, **{**SMALL, "participation": 2, "rounds": 2}).simulation.server
     assert torch.equal(server.state["theta"], server.initial)
 
 
@@ -115,8 +101,8 @@ def test_one_prox_step_and_the_whole_way_to_it_is_fedavg_with_equal_weights() ->
     """To the rounding of a mean that is computed in two ways."""
     data = [(x.double(), y) for x, y in digits([30] * 4)]
     settings = {"data": data, "model": "mlp:6", "rounds": 4, "participation": 3, "seed": 2, **EXACT}
-    ours = ft.run("pfedme", prox_steps=1, lam=2.0, outer_lr=0.5, beta=1.0, **settings)._federation.server
-    fedavg = ft.run("fedavg", **settings)._federation.server
+    ours = ft.run("pfedme", prox_steps=1, lam=2.0, outer_lr=0.5, beta=1.0, **settings).simulation.server
+    fedavg = ft.run("fedavg", **settings).simulation.server
     torch.testing.assert_close(ours.state["theta"], fedavg.state["theta"], rtol=0, atol=1e-12)
     assert (ours.state["theta"] - ours.initial).abs().max() > 0.05
 
@@ -124,8 +110,8 @@ def test_one_prox_step_and_the_whole_way_to_it_is_fedavg_with_equal_weights() ->
 def test_new_clients_step_towards_their_prox_point() -> None:
     data, centres, curvatures = quadratic_clients(5, 3)
     result = run_quadratic("pfedme", data, 3, rounds=3, lam=2.0, prox_steps=4, new_clients=2)
-    w = result._federation.server.state["theta"]
-    new = result._federation.data.new
+    w = result.server_state["theta"]
+    new = result.data.new
     assert len(new) == 2
     for i in new:
         theta = w.clone()
@@ -135,27 +121,27 @@ def test_new_clients_step_towards_their_prox_point() -> None:
         away = (prox(centres[i], curvatures[i], w, 2.0) - theta).norm()
         assert away < (prox(centres[i], curvatures[i], w, 2.0) - w).norm()
     many = run_quadratic("pfedme", data, 3, rounds=1, lam=2.0, prox_steps=60, lr=0.2, new_clients=2)
-    w = many._federation.server.state["theta"]
+    w = many.server_state["theta"]
     for i in new:
         expected = prox(centres[i], curvatures[i], w, 2.0)
         torch.testing.assert_close(many.personal(i)["theta"], expected, rtol=0, atol=1e-9)
 
 
-def test_batch_norm_statistics_are_not_stepped_beyond_what_was_seen() -> None:
+def test_batch_norm_buffers_are_not_stepped_beyond_what_was_seen() -> None:
     """With ηλ > 1 and β > 1 the parameters go beyond θ̃ and the mean; a variance must not."""
     method, log = watched(PFedMe, lam=1.0, outer_lr=1.5, beta=2.0, prox_steps=1)
     result = ft.run(method, **{**SMALL, "model": "resnet", "max_train": 12, "rounds": 2, "epochs": 1, "lr": 0.01})
-    run, states = result._federation, final(result)
-    assert run.server.statistics
+    run, states = result.simulation, final(result)
+    assert run.server.layout.buffers
     for i in who(result)[-1]:
-        for place in run.server.statistics:
+        for place in run.server.layout.buffers:
             assert torch.equal(log.up[2, i]["theta"][place], states[f"{i}/personal"][place])
     mean = torch.stack([log.up[2, i]["theta"] for i in who(result)[-1]]).mean(0)
-    for place in run.server.statistics:
+    for place in run.server.layout.buffers:
         torch.testing.assert_close(run.server.state["theta"][place], mean[place])
 
 
 def test_a_round_costs_one_vector_each_way() -> None:
     size = 64 * 16 + 16 + 16 * 10 + 10
     for record in ft.run("pfedme", **{**SMALL, "epochs": 1}).rounds:
-        assert record["bytes_down"] == record["bytes_up"] == 3 * 4 * size
+        assert record.bytes_down == record.bytes_up == 3 * 4 * size

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.method import Replies
-from fedtailor.server.loop import Federation
+from fedtailor.server.aggregation import Aggregator
+from fedtailor.server.loop import Loop
+from fedtailor.simulation import Simulation
 from tests.helpers import assert_same, digits, final
+from tests.reference.pflego import BODY, SlowPFLEGO, after_inner_steps, gradients, logits
 
 SIZES = [13, 7, 20, 9, 5]
-BODY = [(7, 64), (6, 7)]  # the layers of mlp:7,6 before its head, which has 6 weights and a bias for each class
 BODY_SIZE, HEAD_SIZE = sum(rows * columns + rows for rows, columns in BODY), 10 * 6 + 10
 TINY: dict[str, Any] = {
     "model": "mlp:7,6",
@@ -46,53 +47,22 @@ class Watched:
         settings = {"data": clients(), "head_lr": BETA, "joint_lr": RHO, **TINY, **settings}
         self.result = ft.run("pflego", on_start=self._start, on_round=self._keep, **settings)
 
-    def _start(self, run: Federation) -> None:
-        self.run = run
-        self.heads = [run.personal(client)[run.server.head] for client in range(run.data.clients)]
+        self.run: Simulation = self.result.simulation
+        method = self.run.terms.method
+        self.heads = [  # a client that has no state yet
+            method.personal_model(self.run.sites.site(client).client(1, {}), self.states[0])[self.run.server.head]
+            for client in range(self.run.data.n_clients)
+        ]
+
+    def _start(self, loop: Loop) -> None:
+        self._loop = loop
         self._keep()
 
     def _keep(self, record: object = None) -> None:
-        self.states.append({name: tensor.clone() for name, tensor in self.run.server.state.items()})
+        self.states.append({name: tensor.clone() for name, tensor in self._loop.server.state.items()})
 
     def head(self, client: int) -> Tensor:
-        return self.run.states.get(f"client-{client}").get("head", self.heads[client])
-
-
-# --- the second implementation ---
-
-
-def logits(x: Tensor, body: Tensor, head: Tensor) -> Tensor:
-    """W φ(x; θ): the network from its two vectors."""
-    start = 0
-    for rows, columns in BODY:
-        weights = body[start : start + rows * columns].view(rows, columns)
-        bias = body[start + rows * columns : start + rows * columns + rows]
-        x = (x @ weights.T + bias).relu()
-        start += rows * columns + rows
-    assert start == len(body)
-    weights, bias = head[: len(head) // 7 * 6].view(-1, 6), head[len(head) // 7 * 6 :]
-    return x @ weights.T + bias
-
-
-def gradients(
-    data: tuple[Tensor, Tensor], body: Tensor, head: Tensor, classes: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """∇_θ ℓ_i and ∇_W ℓ_i by autograd through the whole network (Eq. 2), whose head has so many outputs (or all)."""
-    body, head = body.clone().requires_grad_(), head.clone().requires_grad_()
-    x, y = data
-    loss = functional.cross_entropy(logits(x, body, head)[:, :classes], y)
-    of_body, of_head = torch.autograd.grad(loss, [body, head])
-    return of_body, of_head
-
-
-def client_update(
-    data: tuple[Tensor, Tensor], body: Tensor, head: Tensor, tau: int, inverse: float, classes: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 at a client, whose I/r is `inverse`: its new head, and the gradient that goes up."""
-    for _ in range(tau - 1):
-        head = head - BETA * gradients(data, body, head, classes)[1]
-    of_body, of_head = gradients(data, body, head, classes)
-    return head - RHO * inverse * of_head, of_body  # Eq. 3
+        return self.run.state_of(client).get("head", self.heads[client])
 
 
 @pytest.mark.parametrize(
@@ -121,50 +91,47 @@ def test_agrees_with_a_second_implementation(options: dict[str, Any]) -> None:
         ]
         classes = [len(own) for own in names]
         assert len(set(classes)) > 2
-    inverse = 5 / (0.4 * 5 if "participation" in options else 3)  # I/r; r is the mean number of participants
-    body = watched.states[0]["body"].clone().requires_grad_()
-    rule = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
-    optimizer = rule([body], lr=RHO)
-    heads = [head.clone() for head in watched.heads]
+    slow = SlowPFLEGO(
+        data,
+        watched.states[0]["body"],
+        watched.heads,
+        beta=BETA,
+        rho=RHO,
+        tau=options["inner_steps"],
+        inverse=5 / (0.4 * 5 if "participation" in options else 3),  # I/r; r is the mean number of participants
+        adam=options.get("optimizer") == "adam",
+        released_weights=options.get("released_weights", False),
+        classes=classes,
+    )
     for record, state in zip(watched.result.rounds, watched.states[1:], strict=True):
-        total = sum(SIZES)
-        if options.get("released_weights"):
-            total = sum(SIZES[i] for i in record["participants"])
-        step = torch.zeros(BODY_SIZE, dtype=torch.float64)
-        for i in record["participants"]:
-            heads[i], gradient = client_update(
-                data[i], body.detach(), heads[i], options["inner_steps"], inverse, classes[i]
-            )
-            step += inverse * SIZES[i] / total * gradient
-        if record["participants"]:
-            body.grad = step
-            optimizer.step()  # Eq. 4
-        torch.testing.assert_close(state["body"], body.detach(), rtol=0, atol=1e-9)
-    for i, head in enumerate(heads):
+        slow.round(record.participants)
+        torch.testing.assert_close(state["body"], slow.body.detach(), rtol=0, atol=1e-9)
+    body = slow.body.detach()
+    for i, head in enumerate(slow.heads):
         torch.testing.assert_close(watched.head(i), head, rtol=0, atol=1e-9)
-        together = torch.cat([body.detach(), head])  # the personal model: the server's θ with the client's own W_i
-        torch.testing.assert_close(watched.run.personal(i), together, rtol=0, atol=1e-9)
-    calls = [client for record in watched.result.rounds for client in record["participants"]]
+        together = torch.cat([body, head])  # the personal model: the server's θ with the client's own W_i
+        torch.testing.assert_close(watched.result.personal_vector(i), together, rtol=0, atol=1e-9)
+    calls = [client for record in watched.result.rounds for client in record.participants]
     assert len(set(calls)) < len(calls)  # some come back
-    assert all(len(record["participants"]) < 5 for record in watched.result.rounds)
-    assert (body.detach() - watched.states[0]["body"]).abs().max() > 0.01
-    moved = [(head - first).abs().max() for head, first in zip(heads, watched.heads, strict=True)]
+    assert all(len(record.participants) < 5 for record in watched.result.rounds)
+    assert (body - watched.states[0]["body"]).abs().max() > 0.01
+    moved = [(head - first).abs().max() for head, first in zip(slow.heads, watched.heads, strict=True)]
     assert all((move > 0.01) == (client in calls) for client, move in enumerate(moved))
 
 
 # --- Proposition 1 ---
 
 
-def update(run: Federation, chosen: tuple[int, ...]) -> tuple[Tensor, dict[int, Tensor]]:
+def update(run: Simulation, chosen: tuple[int, ...]) -> tuple[Tensor, dict[int, Tensor]]:
     """What the method itself makes of the present state if these clients take part: the new body and heads."""
-    server = replace(run.server, state=dict(run.server.state))
-    replies, heads = {}, {}
+    server, method = replace(run.server, state=dict(run.server.state)), run.terms.method
+    aggregator, heads = Aggregator(method.uploads, list(chosen), server.n_samples, server.layout), {}
     for number in chosen:
-        client = run.bench.client(number, 9, dict(run.states.get(f"client-{number}")))
-        replies[number] = run.method.train(client, run.method.broadcast(server))
+        client = run.sites.site(number).client(9, dict(run.state_of(number)))
+        aggregator.put(number, method.train(client, method.broadcast(server)))
         heads[number] = client.state["head"]
     if chosen:
-        run.method.receive(server, Replies(replies, server.samples))
+        method.receive(server, aggregator.total())
     return server.state["body"], heads
 
 
@@ -196,9 +163,7 @@ def test_proposition_1_the_mean_update_is_the_full_gradient(tau: int, participat
             mean_heads[client] += probability * (new - heads[client])
     full = torch.zeros_like(body)
     for client in range(5):
-        head = heads[client]
-        for _ in range(tau - 1):
-            head = head - BETA * gradients(data[client], body, head)[1]
+        head = after_inner_steps(data[client], body, heads[client], tau - 1, BETA)
         of_body, of_head = gradients(data[client], body, head)
         full += SIZES[client] / sum(SIZES) * of_body
         expected = share * (head - heads[client]) - RHO * of_head
@@ -235,9 +200,9 @@ def test_held_out_clients_are_no_part_of_the_joint_loss() -> None:
     """New clients never take part: I and Σ N are those of the clients that do. With all of these and τ = 1, a round is
     one step on their joint loss."""
     watched = Watched(inner_steps=1, participation="all", new_clients=2, rounds=1)
-    training = watched.result.rounds[0]["participants"]
+    training = watched.result.rounds[0].participants
     assert len(training) == 3
-    data = {client: watched.run.data.train(client) for client in training}
+    data = {client: watched.run.data.client(client).train for client in training}
     total = sum(len(y) for _, y in data.values())
     assert total / 3 != sum(SIZES) / 5
     body = watched.states[0]["body"]
@@ -252,7 +217,7 @@ def test_held_out_clients_are_no_part_of_the_joint_loss() -> None:
 def test_the_releases_weights_enlarge_the_step_by_the_share_of_samples() -> None:
     """The step of Eq. 4 times Σ_all N / Σ_participants N; the heads have the same step."""
     formula, released = (Watched(inner_steps=2, rounds=1, released_weights=switch) for switch in (False, True))
-    chosen = formula.result.rounds[0]["participants"]
+    chosen = formula.result.rounds[0].participants
     larger = sum(SIZES) / sum(SIZES[client] for client in chosen)
     assert larger > 1.2
     step, other = (watched.states[1]["body"] - watched.states[0]["body"] for watched in (formula, released))
@@ -276,15 +241,15 @@ def test_under_adam_the_releases_weights_make_no_difference_where_they_are_a_con
 
 def test_nobody_taking_part_is_a_round_without_effect() -> None:
     quiet = Watched(inner_steps=2, participation="independent:0.1", rounds=12, optimizer="adam")
-    empty = [record["round"] for record in quiet.result.rounds if not record["participants"]]
-    busy = [record["round"] for record in quiet.result.rounds if record["participants"]]
+    empty = [record.round for record in quiet.result.rounds if not record.participants]
+    busy = [record.round for record in quiet.result.rounds if record.participants]
     assert empty
     assert busy
     for number in range(1, 13):
         before, after = quiet.states[number - 1], quiet.states[number]
         if number in empty:
             assert_same(before, after)
-            assert quiet.result.rounds[number - 1]["bytes_up"] == quiet.result.rounds[number - 1]["bytes_down"] == 0
+            assert quiet.result.rounds[number - 1].bytes_up == quiet.result.rounds[number - 1].bytes_down == 0
         else:
             assert not torch.equal(before["body"], after["body"])
     assert any(number > busy[0] for number in empty)  # also when Adam has its moments already
@@ -307,10 +272,10 @@ def test_a_uniform_head_start_is_each_clients_own_and_reproducible() -> None:
         assert (one != other).all()
     assert torch.equal(torch.stack(Watched(head_start="uniform", rounds=1).heads), heads)
     assert (torch.stack(Watched(head_start="uniform", rounds=1, seed=5).heads) != heads).all()
-    run = watched.run
+    run, method = watched.run, watched.run.terms.method
     for client in range(5):
-        if client not in watched.result.rounds[0]["participants"]:
-            later = run.method.personal(run.bench.client(client, 7, {}), run.method.broadcast(run.server))
+        if client not in watched.result.rounds[0].participants:
+            later = method.personal_model(run.sites.site(client).client(7, {}), method.broadcast(run.server))
             assert torch.equal(later[run.server.head], heads[client])  # the same in any round
 
 
@@ -326,21 +291,16 @@ def test_a_head_never_leaves_its_client() -> None:
     watched = Watched(inner_steps=3)
     run = watched.run
     assert {name: tuple(tensor.shape) for name, tensor in run.server.state.items()} == {"body": (BODY_SIZE,)}
-    down = run.method.send(run.server, 1)
+    down = run.terms.method.send(run.server, 1)
     assert list(down) == ["body"]
-    client = run.bench.client(1, 6, dict(run.states.get("client-1")))
-    up = run.method.train(client, down)
+    client = run.sites.site(1).client(6, dict(run.state_of(1)))
+    up = run.terms.method.train(client, down)
     assert {name: tuple(tensor.shape) for name, tensor in up.items()} == {"gradient": (BODY_SIZE,)}
     assert list(client.state) == ["head"]
     assert client.state["head"].shape == (HEAD_SIZE,)
-    of_body, _ = gradients(clients()[1], down["body"], _after_inner_steps(1, down["body"], watched.head(1), 2))
+    after = after_inner_steps(clients()[1], down["body"], watched.head(1), 2, BETA)
+    of_body, _ = gradients(clients()[1], down["body"], after)
     torch.testing.assert_close(up["gradient"], of_body, rtol=0, atol=1e-12)
-
-
-def _after_inner_steps(client: int, body: Tensor, head: Tensor, steps: int) -> Tensor:
-    for _ in range(steps):
-        head = head - BETA * gradients(clients()[client], body, head)[1]
-    return head
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -348,7 +308,7 @@ def test_a_round_costs_two_bodies_a_participant(optimizer: str) -> None:
     body = 64 * 16 + 16
     settings: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "participation": 0.6}
     for record in ft.run("pflego", engine="in-process", optimizer=optimizer, max_train=20, **settings).rounds:
-        assert record["bytes_down"] == record["bytes_up"] == 3 * 4 * body
+        assert record.bytes_down == record.bytes_up == 3 * 4 * body
 
 
 @pytest.mark.parametrize("tau", [1, 2, 5, 50])
@@ -356,7 +316,7 @@ def test_a_round_passes_the_data_twice_whatever_tau_is(tau: int) -> None:
     """Samples through each layer in a participant's work; the head alone has all τ steps. (τ = 1 needs one pass.)"""
     watched = Watched(inner_steps=tau, rounds=1)
     run = watched.run
-    layers = [layer for layer in run.bench.network.module.modules() if isinstance(layer, nn.Linear)]
+    layers = [layer for layer in run.terms.network.module.modules() if isinstance(layer, nn.Linear)]
     passed = dict.fromkeys(layers, 0)
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -364,7 +324,7 @@ def test_a_round_passes_the_data_twice_whatever_tau_is(tau: int) -> None:
         passed[layer] += len(inputs[0])
 
     hooks = [layer.register_forward_hook(count) for layer in layers]
-    run.method.train(run.bench.client(2, 2, {}), run.method.broadcast(run.server))
+    run.terms.method.train(run.sites.site(2).client(2, {}), run.terms.method.broadcast(run.server))
     for hook in hooks:
         hook.remove()
     passes = 1 if tau == 1 else 2
@@ -377,10 +337,10 @@ def test_participants_can_be_evaluated_after_their_local_work() -> None:
     run, received = watched.run, watched.states[1]["body"]
     assert not torch.equal(received, watched.states[2]["body"])
     for client, measured in watched.result.per_client.items():
-        x, y = run.data.test(client)
+        x, y = run.data.client(client).test
         loss = functional.cross_entropy(logits(x, received, watched.head(client)), y)
-        assert measured["loss"] == pytest.approx(float(loss), abs=1e-9)
-    assert set(watched.result.per_client) == set(watched.result.rounds[-1]["participants"])
+        assert measured.loss == pytest.approx(float(loss), abs=1e-9)
+    assert set(watched.result.per_client) == set(watched.result.rounds[-1].participants)
 
 
 def test_rounds_repeat_bit_for_bit_whatever_else_was_drawn() -> None:

@@ -1,4 +1,4 @@
-"""SCAFFOLD against a second, slow version, its fixed point and its limit cases."""
+"""SCAFFOLD against its slow reference, its fixed point and its limit cases."""
 
 from typing import Any
 
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.transport import Bench, Result, Task
+from fedtailor.messages import Reply, Request, State, Train
+from fedtailor.site.site import Site
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
+from tests.reference.scaffold import scaffold
 
 MOMENTUM = {"momentum": 0.8, "weight_decay": 0.05}
 
@@ -24,40 +26,19 @@ def test_follows_its_formula(option: str, more: dict[str, Any]) -> None:
     result = run_quadratic(
         "scaffold", data, 4, **parameters, lr=lr, steps=steps, rounds=9, participation=2, seed=1, **more
     )
-    m, decay = more.get("momentum", 0.0), more.get("weight_decay", 0.0)
-    x, c = torch.zeros(4).double(), torch.zeros(4).double()
-    own, velocities = torch.zeros(5, 4).double(), torch.zeros(5, 4).double()
 
     def slope(i: int, at: Tensor) -> Tensor:
         at = at.detach().clone().requires_grad_()
         return torch.autograd.grad(0.5 * (at - centres[i]) @ curvatures[i] @ (at - centres[i]), at)[0]
 
-    for record in result.rounds:
-        ends, changes = [], []
-        for i in record["participants"]:
-            y, gradients = x.clone(), []
-            velocity = velocities[i] if "keep_momentum" in more else torch.zeros(4).double()
-            for _ in range(steps):
-                gradients.append(slope(i, y) + decay * y)
-                velocity = m * velocity + gradients[-1] - own[i] + c
-                y = y - lr * velocity
-            velocities[i] = velocity
-            weights = [sum(m**power for power in range(steps - step)) for step in range(steps)]
-            new = sum(w * g for w, g in zip(weights, gradients, strict=True)) / sum(weights)
-            if not more:
-                torch.testing.assert_close(new, own[i] - c + (x - y) / (steps * lr), rtol=0, atol=1e-12)
-            new = slope(i, x) if option == "I" else new
-            ends.append(y - x)
-            changes.append(new - own[i])
-            own[i] = new
-        x = x + server_lr * sum(ends) / 2
-        c = c + 2 / 5 * sum(changes) / 2
-    found, seen = final(result), {i for record in result.rounds for i in record["participants"]}
-    torch.testing.assert_close(found["server/theta"], x, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found["server/c"], c, rtol=0, atol=1e-9)
+    rounds, how = [record.participants for record in result.rounds], {"lr": lr, "steps": steps, "server_lr": server_lr}
+    slow = scaffold(slope, rounds, torch.zeros(4).double(), 5, option=option, **how, **more)
+    found, seen = final(result), {i for participants in rounds for i in participants}
+    torch.testing.assert_close(found["server/theta"], slow.x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found["server/c"], slow.c, rtol=0, atol=1e-9)
     assert len(seen) == 5
     for i in seen:
-        torch.testing.assert_close(found[f"{i}/c"], own[i], rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[f"{i}/c"], slow.own[i], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +89,22 @@ def test_one_full_step_of_all_is_fedavg_with_equal_weights() -> None:
 
 
 def test_c_is_the_mean_of_all_variates_even_when_replies_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    do = Bench.do
+    work = Site.work
 
-    def fails_once(bench: Bench, task: Task) -> Result:
-        failed = task.kind == "train" and task.round == 2 and task.clients == (1,)
-        return Result(task.clients, error="the power went off") if failed else do(bench, task)
+    def fails_once(site: Site, request: Request, state: State) -> tuple[Reply, State]:
+        if isinstance(request, Train) and request.round == 2 and site.number == 1:
+            raise RuntimeError("the power went off")
+        return work(site, request, state)
 
-    monkeypatch.setattr(Bench, "do", fails_once)
+    monkeypatch.setattr(Site, "work", fails_once)
     how = {"data": digits([20] * 4), "model": "mlp:8", "rounds": 3, "dtype": "float64", "engine": "in-process"}
-    with pytest.warns(ft.ClientFailure):
+    with pytest.warns(ft.ClientFailure, match="the power went off"):
         found = final(ft.run("scaffold", **how))
     torch.testing.assert_close(found["server/c"], sum(found[f"{i}/c"] for i in range(4)) / 4, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("full_gradient", [False, True])
-def test_statistics_have_no_variates_and_are_averaged_whatever_the_servers_step(full_gradient: bool) -> None:
+def test_buffers_have_no_variates_and_are_averaged_whatever_the_servers_step(full_gradient: bool) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
     how = {
         "data": digits([20, 40, 30]),
@@ -134,9 +116,9 @@ def test_statistics_have_no_variates_and_are_averaged_whatever_the_servers_step(
     }
     result = ft.run("scaffold", server_lr=3.0, full_gradient=full_gradient, **how)
     average = final(ft.run(EqualFedAvg(), **how))["server/theta"]
-    server, found = result._federation.server, final(result)
-    assert len(server.statistics) == 3
-    for place in server.statistics:
+    server, found = result.simulation.server, final(result)
+    assert len(server.layout.buffers) == 3
+    for place in server.layout.buffers:
         torch.testing.assert_close(found["server/theta"][place], average[place], rtol=0, atol=1e-12)
         assert not found["server/c"][place].any()
         assert not found["0/c"][place].any()
@@ -147,8 +129,8 @@ def test_statistics_have_no_variates_and_are_averaged_whatever_the_servers_step(
 def test_new_clients_get_the_global_model_and_messages_are_two_vectors_each_way() -> None:
     how = {"data": digits([20] * 5), "model": "mlp:16", "rounds": 2, "participation": 2, "new_clients": 2}
     result = ft.run("scaffold", **how, engine="in-process")
-    run = result._federation
-    assert run.server.clients == 3  # new clients are not counted in N
-    assert torch.equal(run.personal(4), run.server.state["theta"])
+    run = result.simulation
+    assert run.server.n_clients == 3  # new clients are not counted in N
+    assert torch.equal(run.personal_model(4), run.server.state["theta"])
     size = 4 * len(run.server.initial)
-    assert result.rounds[-1]["bytes_up"] == result.rounds[-1]["bytes_down"] == 2 * 2 * size
+    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 2 * 2 * size

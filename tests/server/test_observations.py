@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.server.records import RoundRecord
 from tests.helpers import files
 
 SMALL: dict[str, Any] = {
@@ -22,7 +23,7 @@ SMALL: dict[str, Any] = {
 def test_what_a_method_shows_is_recorded_every_so_many_rounds(tmp_path: Path) -> None:
     result = ft.run("pgfed", out=tmp_path / "run", observe_every=2, **SMALL)
     assert set(files(tmp_path / "run/observed")) == {"round-2.safetensors", "round-4.safetensors"}
-    assert torch.equal(result.observed(4)["A"], result._federation.server.state["A"])
+    assert torch.equal(result.observed(4)["A"], result.server_state["A"])
     assert not torch.equal(result.observed(2)["A"], result.observed(4)["A"])
     assert result.observed(3) == {}
     in_memory = ft.run("pgfed", observe_every=2, **SMALL)
@@ -47,8 +48,8 @@ def test_the_limit_holds_and_is_said_once(out: bool, tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_shows_the_same(tmp_path: Path) -> None:
-    def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+    def stop(record: RoundRecord) -> None:
+        if record.round == 3:
             raise RuntimeError("the power went off")
 
     ft.run("fedacs", out=tmp_path / "whole", **SMALL, checkpoint_every=2)

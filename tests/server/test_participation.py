@@ -37,7 +37,7 @@ def test_the_draw_depends_on_seed_and_round_alone() -> None:
 
 def test_all_methods_see_the_same_participants() -> None:
     runs = [ft.run(method, clients=8, rounds=4, participation=0.3, workers=1) for method in ("local", "fedper")]
-    one, other = ([record["participants"] for record in result.rounds] for result in runs)
+    one, other = ([record.participants for record in result.rounds] for result in runs)
     assert one == other
 
 

@@ -1,5 +1,6 @@
 """A run is a function of its experiment: nothing else may leak into its numbers."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.local.metrics import measure, outputs
 from fedtailor.methods.ditto import Ditto
+from fedtailor.server.records import RoundRecord
 from tests.helpers import assert_same, final, numbers
 
 SMALL: dict[str, Any] = {
@@ -30,7 +32,7 @@ class Reading(ft.Method):
     def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
         return {"theta": client.descend(message["theta"])}
 
-    def personal(self, client: ft.Client, message: ft.Message) -> Tensor:
+    def personal_model(self, client: ft.Client, message: ft.Message) -> Tensor:
         if self.how == "get":
             return message.get("theta", client.initial)
         if self.how == "unpack":
@@ -42,7 +44,7 @@ class Reading(ft.Method):
 def test_a_model_that_needs_the_broadcast_is_evaluated_anew_every_round(how: str) -> None:
     result = ft.run(Reading(how=how), **SMALL)
     assert result.clients == ft.run("fedavg", **SMALL).clients
-    assert len({record["loss"] for record in result.rounds}) == 3
+    assert len({record.loss for record in result.rounds}) == 3
 
 
 class Drawing(ft.Method):
@@ -51,8 +53,8 @@ class Drawing(ft.Method):
     def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
         return {"theta": message["theta"] + 0.01 * torch.randn(len(message["theta"]))}
 
-    def receive(self, server: ft.Server, replies: ft.Replies) -> None:
-        server.state["theta"] = replies.mean("theta") + 0.01 * torch.randn(len(server.initial))
+    def receive(self, server: ft.Server, total: ft.Total) -> None:
+        server.state["theta"] = total["theta"] + 0.01 * torch.randn(len(server.initial))
 
 
 class Counting(nn.Module):
@@ -83,33 +85,34 @@ def test_a_last_round_that_diverged_is_the_last_round() -> None:
         def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
             return {"theta": client.descend(message["theta"])}
 
-        def personal(self, client: ft.Client, message: ft.Message) -> Tensor:
+        def personal_model(self, client: ft.Client, message: ft.Message) -> Tensor:
             return message["theta"] * (float("nan") if client.round == 3 else 1.0)
 
     result = ft.run(Diverging(), **SMALL)
-    assert result.chosen()["round"] == 3
+    record = result.chosen()
+    assert record is not None
+    assert record.round == 3
     assert result.loss is None
 
 
-def test_validation_figures_come_from_validation_samples() -> None:
+def test_validation_metrics_come_from_validation_samples() -> None:
     result = ft.run("local", **SMALL, seed=4, validation=0.3)
-    run = result._federation
+    run = result.simulation
     for client in range(4):
-        found = result.clients[-1]["results"][str(client)]
-        theta = run.personal(client)
+        found = result.clients[-1].results[client]
+        theta = run.personal_model(client)
         for split, (x, y) in (("validation", run.data.validation(client)), ("test", run.data.test(client))):
-            assert found[split] == pytest.approx(
-                measure(outputs(run.bench.network, theta, x), y, run.bench.loss), rel=1e-5
-            )
-    expected = sum(r["validation"]["accuracy"] for r in result.clients[-1]["results"].values()) / 4
-    assert result.rounds[-1]["validation_accuracy"] == pytest.approx(expected)
+            expected = measure(outputs(run.terms.network, theta, x), y, run.terms.loss)
+            assert asdict(found[split]) == pytest.approx(asdict(expected), rel=1e-5)
+    expected = sum(r["validation"].accuracy for r in result.clients[-1].results.values()) / 4
+    assert result.rounds[-1].validation_accuracy == pytest.approx(expected)
 
 
 def test_a_resumed_run_remembers_its_local_models_numbers(tmp_path: Path) -> None:
     settings = {**SMALL, "participation": 1, "rounds": 5, "evaluation": {"model": "local", "every": 2}}
 
-    def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+    def stop(record: RoundRecord) -> None:
+        if record.round == 3:
             raise KeyboardInterrupt
 
     whole = ft.run("fedavg", **settings)
@@ -117,28 +120,28 @@ def test_a_resumed_run_remembers_its_local_models_numbers(tmp_path: Path) -> Non
         ft.run("fedavg", out=tmp_path / "run", on_round=stop, **settings)
     resumed = ft.resume(tmp_path / "run")
     assert numbers(resumed.rounds) == numbers(whole.rounds)
-    assert whole.rounds[-1]["evaluated"] > 1
+    assert whole.rounds[-1].evaluated > 1
 
 
 def test_new_clients_are_out_of_the_servers_sight() -> None:
     result = ft.run("fedacs", **{**SMALL, "clients": 6}, new_clients=2, quantile=0.1)
-    run = result._federation
-    assert run.server.clients == 4
+    run = result.simulation
+    assert run.server.n_clients == 4
     assert run.server.state["S"].shape == (4, 4)
     assert run.data.new == {4, 5}
 
 
-def test_statistics_are_no_part_of_the_models_geometry() -> None:
+def test_buffers_are_no_part_of_the_models_geometry() -> None:
     """BatchNorm's running mean, variance and counter would otherwise make all models look alike."""
     settings = {**SMALL, "model": "resnet", "max_train": 12, "rounds": 2}
-    run = ft.run("fedacs", **settings)._federation
+    run = ft.run("fedacs", **settings).simulation
     parameters = torch.ones(len(run.server.initial), dtype=torch.bool)
-    for place in run.server.statistics:
+    for place in run.server.layout.buffers:
         parameters[place] = False
-    vectors = torch.stack([run.states.get(f"client-{c}")["w"][parameters] for c in range(4)])
+    vectors = torch.stack([run.state_of(c)["w"][parameters] for c in range(4)])
     cosines = nn.functional.normalize(vectors) @ nn.functional.normalize(vectors).T
     torch.testing.assert_close(run.server.state["S"], cosines.fill_diagonal_(1), rtol=1e-4, atol=1e-5)
-    cheap = ft.run("pgfed-ce", **settings)._federation.server
+    cheap = ft.run("pgfed-ce", **settings).simulation.server
     assert (cheap.state["gradients"][:, ~parameters] == 0).all()
 
 
@@ -156,7 +159,7 @@ def test_only_the_same_objects_go_on(tmp_path: Path) -> None:
 
 
 def test_a_directory_has_one_writer_in_a_process_too(tmp_path: Path) -> None:
-    def again(record: dict[str, Any]) -> None:
+    def again(record: RoundRecord) -> None:
         with pytest.raises(ft.FedtailorError, match="Another run of this process"):
             ft.resume(tmp_path / "run")
 
@@ -175,24 +178,13 @@ def test_anything_but_named_tensors_is_refused_at_the_server_too(where: str) -> 
         def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
             return {"theta": client.descend(message["theta"])}
 
-        def receive(self, server: ft.Server, replies: ft.Replies) -> None:
-            super().receive(server, replies)
+        def receive(self, server: ft.Server, total: ft.Total) -> None:
+            super().receive(server, total)
             if where != "send":
                 server.state["n" if where == "state" else 3] = 1 if where == "state" else server.initial
 
     with pytest.raises(ft.FedtailorError, match="messages and states are named tensors"):
         ft.run(Sloppy(), **SMALL)
-
-
-def test_means_of_scalars_and_counts() -> None:
-    replies = ft.Replies(
-        {1: {"loss": torch.tensor(1.0), "count": torch.tensor([2, 4]), "none": torch.empty(0)},
-         0: {"loss": torch.tensor(3.0), "count": torch.tensor([4, 8]), "none": torch.empty(0)}},
-        torch.tensor([1, 3]),
-    )  # fmt: skip
-    assert replies.mean("loss") == 1.5
-    assert replies.mean("count").tolist() == [2.5, 5.0]
-    assert replies.mean("none").shape == (0,)
 
 
 def test_momentum_is_kept_for_parts_of_one_model() -> None:
@@ -202,7 +194,7 @@ def test_momentum_is_kept_for_parts_of_one_model() -> None:
             return {"theta": client.descend(theta, part=client.body)}
 
     result = ft.run(InTurn(), **SMALL, momentum=0.9, keep_momentum=True)
-    velocity = result._federation.states.get("client-0")["momentum/theta"]
-    assert len(velocity) == len(result._federation.server.initial)
-    assert velocity[result._federation.server.head].abs().sum() > 0
-    assert velocity[result._federation.server.body].abs().sum() > 0
+    velocity, server = result.client_state(0)["momentum/theta"], result.simulation.server
+    assert len(velocity) == len(server.initial)
+    assert velocity[server.head].abs().sum() > 0
+    assert velocity[server.body].abs().sum() > 0

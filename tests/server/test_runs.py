@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.server.records import RoundRecord
 from tests.helpers import assert_same, digits, files, final, numbers
+from tests.server.failing import Fragile
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 4, "engine": "in-process"}
 
@@ -20,7 +22,7 @@ def test_a_run_directory_holds_everything(tmp_path: Path) -> None:
     names = {"experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json", "checkpoint", "lock"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == names
     lines = (tmp_path / "run/rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == result.rounds
+    assert [json.loads(line) for line in lines] == [record.plain() for record in result.rounds]
     first = json.loads(lines[0])
     assert {
         "round",
@@ -34,7 +36,7 @@ def test_a_run_directory_holds_everything(tmp_path: Path) -> None:
     } <= set(first)
     assert json.loads((tmp_path / "run/result.json").read_text())["accuracy"] == result.accuracy
     partition = json.loads((tmp_path / "run/partition.json").read_text())
-    assert sum(map(sum, partition["train"])) == int(result._federation.data.samples.sum())
+    assert sum(map(sum, partition["train"])) == int(result.data.n_samples.sum())
 
 
 def test_the_experiment_file_is_complete_and_repeats_the_run(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_two_processes_cannot_write_in_one_directory(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    def meanwhile(record: dict[str, Any]) -> None:
+    def meanwhile(record: RoundRecord) -> None:
         command = [sys.executable, "-m", "fedtailor", "resume", str(tmp_path / "run")]
         other = subprocess.run(command, capture_output=True, text=True, check=False)
         assert other.returncode == 2
@@ -160,32 +162,13 @@ def test_two_processes_cannot_write_in_one_directory(tmp_path: Path) -> None:
 # --- clients that fail ---
 
 
-class Fragile(ft.Method):
-    """FedAvg in which client 2 fails in a chosen way from round 2 on."""
-
-    name = "fragile"
-    how: str = "raise"
-    who: int = 2
-
-    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
-        theta = client.descend(message["theta"])
-        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        if client.id >= self.who and client.round >= 2:
-            if self.how == "raise":
-                raise RuntimeError("no disk left")
-            if self.how == "state":
-                client.state["note"] = "not a tensor"
-            return {"theta": theta * float(self.how) if self.how in ("nan", "inf") else theta}
-        return {"theta": theta}
-
-
 @pytest.mark.parametrize("engine", ["in-process", "processes"])
 @pytest.mark.parametrize(
     ("how", "says"),
     [
         ("raise", "RuntimeError: no disk left"),
-        ("nan", "its reply has NaN or infinite numbers in 'theta'"),
-        ("inf", "its reply has NaN or infinite numbers in 'theta'"),
+        ("nan", "its upload has NaN or infinite numbers in 'theta'"),
+        ("inf", "its upload has NaN or infinite numbers in 'theta'"),
         ("state", "its new state holds 'note', a str"),
     ],
 )
@@ -193,21 +176,20 @@ def test_a_client_that_fails_is_left_out_and_named(how: str, says: str, engine: 
     settings = {**SMALL, "clients": 3, "rounds": 2, "engine": engine}
     with pytest.warns(ft.ClientFailure, match=f"Fragile, round 2: client 2 left out: .*{says}"):
         result = ft.run(Fragile(how=how), **settings)
-    assert [record["failed"] for record in result.rounds] == [[], [2]]
-    run = result._federation
-    assert run.states.get(f"client-{2}")["visits"] == 1  # its state is the one before
-    assert run.states.get(f"client-{1}")["visits"] == 2
-    assert run.server.state["theta"].isfinite().all()
+    assert [record.failed for record in result.rounds] == [[], [2]]
+    assert result.client_state(2)["rounds"] == 1  # its state is the one before
+    assert result.client_state(1)["rounds"] == 2
+    assert result.server_state["theta"].isfinite().all()
 
 
 def test_the_average_is_over_those_who_replied() -> None:
     with pytest.warns(ft.ClientFailure):
         result = ft.run(Fragile(), **{**SMALL, "clients": 3, "rounds": 2})
-    run = result._federation
-    start = ft.run("fedavg", **{**SMALL, "clients": 3, "rounds": 1})._federation.server.state["theta"]
-    replies = [run.bench.client(c, 2, {}).descend(start).double() for c in (0, 1)]
-    weights = run.server.samples[:2].double() / run.server.samples[:2].sum()
-    expected = weights[0] * replies[0] + weights[1] * replies[1]
+    run = result.simulation
+    start = ft.run("fedavg", **{**SMALL, "clients": 3, "rounds": 1}).server_state["theta"]
+    uploads = [run.sites.site(c).client(2, {}).descend(start).double() for c in (0, 1)]
+    weights = run.server.n_samples[:2].double() / run.server.n_samples[:2].sum()
+    expected = weights[0] * uploads[0] + weights[1] * uploads[1]
     torch.testing.assert_close(run.server.state["theta"].double(), expected, rtol=0, atol=1e-6)
 
 
@@ -240,8 +222,8 @@ def test_a_method_that_is_no_method_is_refused() -> None:
 def test_a_method_of_ones_own_is_found_by_name() -> None:
     settings = {**SMALL, "rounds": 1}
     by_object = ft.run(Fragile(), **settings)
-    by_name = ft.run("tests.server.test_runs:Fragile", **settings, who=2)
-    assert by_object.experiment.method == "tests.server.test_runs:Fragile"
+    by_name = ft.run("tests.server.failing:Fragile", **settings, who=2)
+    assert by_object.experiment.method == "tests.server.failing:Fragile"
     assert_same(final(by_object), final(by_name))
 
 
@@ -261,4 +243,4 @@ def test_regression_has_a_loss_and_no_accuracy() -> None:
     data = [(x[:30], x[:30].sum(1, keepdim=True)), (x[30:], x[30:].sum(1, keepdim=True))]
     result = ft.run("fedavg", data=data, model="mlp:16", loss="mse", rounds=20, engine="in-process")
     assert result.accuracy is None
-    assert result.rounds[-1]["loss"] < 0.5 * result.rounds[0]["loss"]
+    assert result.rounds[-1].loss < 0.5 * result.rounds[0].loss

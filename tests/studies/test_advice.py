@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "model": "mlp:32", "va
                          "engine": "in-process"}  # fmt: skip
 
 
-def dealt(x: Any, y: Any, client: Any) -> FederatedData:
+def partitioned(x: Any, y: Any, client: Any) -> FederatedData:
     names = tuple(map(str, sorted(set(client))))
     x, y, client = torch.tensor(x, dtype=torch.float32), torch.tensor(y), torch.tensor(client)
     data = Dataset("toy", x, y, ("a", "b"), client=client, client_names=names)
@@ -27,10 +27,10 @@ def dealt(x: Any, y: Any, client: Any) -> FederatedData:
 
 def test_label_skew_is_the_mean_distance_to_everybody() -> None:
     y, client = [0] * 30 + [1] * 30, [0] * 30 + [1] * 30  # each client has one class of two
-    skew = measure_skew(dealt(np.zeros((60, 3)), y, client), 0)
+    skew = measure_skew(partitioned(np.zeros((60, 3)), y, client), 0)
     assert skew.label == pytest.approx(0.5)
     assert skew.label_by_chance < 0.2
-    even = measure_skew(dealt(np.zeros((60, 3)), [0, 1] * 30, client), 0)
+    even = measure_skew(partitioned(np.zeros((60, 3)), [0, 1] * 30, client), 0)
     assert even.label == pytest.approx(0)
     assert even.label_by_chance > 0.02
 
@@ -39,10 +39,10 @@ def test_feature_skew_is_the_share_of_variance_that_goes_with_the_client() -> No
     rng = np.random.default_rng(0)
     client, y = np.repeat(np.arange(10), 200), rng.integers(0, 2, 2000)
     noise = rng.normal(size=(2000, 5))
-    assert measure_skew(dealt(noise, y, client), 0).feature == pytest.approx(0, abs=0.003)
+    assert measure_skew(partitioned(noise, y, client), 0).feature == pytest.approx(0, abs=0.003)
     shift = rng.normal(size=(10, 5))
     shift = (shift - shift.mean(0)) / shift.std(0)  # between clients the variance is 1, within them 1
-    assert measure_skew(dealt(noise + shift[client], y, client), 0).feature == pytest.approx(0.5, abs=0.03)
+    assert measure_skew(partitioned(noise + shift[client], y, client), 0).feature == pytest.approx(0.5, abs=0.03)
 
 
 def candidate(title: str, *accuracies: float, rounds: int = 8) -> Candidate:
@@ -89,7 +89,7 @@ def test_the_race_halves_and_keeps_the_global_model() -> None:
 
 def test_few_clients_are_judged_by_their_samples() -> None:
     def of_two(title: str, rate: float) -> Candidate:
-        return Candidate(title, make_experiment({}), rounds=8, accuracy={0: rate, 1: rate}, held_out={0: 60, 1: 40})
+        return Candidate(title, make_experiment({}), rounds=8, accuracy={0: rate, 1: rate}, n_samples={0: 60, 1: 40})
 
     title, _, p = _decide([of_two("ditto", 0.9), of_two(GLOBAL, 0.7)])
     assert title == "ditto"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from fedtailor.api import OnRound
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import write_toml
-from fedtailor.server.loop import Federation
-from fedtailor.server.record import Record
+from fedtailor.runs import OnRound
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import Comparing, make_comparison, read_comparison
 from tests.helpers import numbers
 
@@ -103,9 +103,9 @@ class TestWork:
         asked = make_comparison({"methods": ["local", "ditto"], "seeds": [0], **SMALL, "participation": 0.5})
         whole, stopped = Comparing(asked, tmp_path / "whole"), Comparing(asked, tmp_path / "stopped")
         work_through(whole)
-        seen: list[Record] = []
+        seen: list[RoundRecord] = []
 
-        def see(record: Record) -> None:
+        def see(record: RoundRecord) -> None:
             seen.append(record)
             if len(seen) == stop:
                 raise KeyboardInterrupt
@@ -128,7 +128,7 @@ class TestWork:
         for seed in (0, 1):
             local, ditto = results[f"local, seed {seed}"], results[f"ditto, seed {seed}"]
             assert local.partition["fingerprint"] == ditto.partition["fingerprint"]
-            called = [[record["participants"] for record in result.rounds] for result in (local, ditto)]
+            called = [[record.participants for record in result.rounds] for result in (local, ditto)]
             assert called[0] == called[1]
         assert results["local, seed 0"].partition != results["local, seed 1"].partition
 
@@ -165,13 +165,18 @@ class TestWork:
         assert list(work.failed) == ["local, lr=1e+30, seed 0", "fedavg, lr=1e+30, seed 0"]
         summary = work.finish()
         assert [line.title for line in summary.lines] == ["local", "fedavg"]
+        assert work.extra["failed"] == work.failed
+        assert {title: work.out / path for title, path in work.extra["runs"].items()} == {
+            title: work.path(title) for title in work.runs
+        }
+        assert {path.name for path in work.out.iterdir()} == {"comparison.toml", "runs"}  # the table is the caller's
 
     def test_a_comparison_at_work_elsewhere_is_left_alone(self, tmp_path: Path) -> None:
         asked = make_comparison({"methods": ["local"], "seeds": [0], **SMALL})
         work = Comparing(asked, tmp_path / "a")
         work.begin(work.todo())
 
-        def another(_: Federation) -> None:
+        def another(_: Loop) -> None:
             with pytest.raises(FedtailorError, match="is writing in"):
                 Comparing(asked, tmp_path / "a").run("local, seed 0", nothing, nothing)
 

@@ -12,8 +12,12 @@ import torch
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
+from fedtailor.local.isolation import isolated
+from fedtailor.messages import Metrics
 from fedtailor.presets import Preset, Row, find_preset
-from fedtailor.simulation import Objects, prepare
+from fedtailor.server.records import RoundRecord
+from fedtailor.simulation import Objects, Prepared, prepare
+from fedtailor.site.site import Site
 from fedtailor.studies.explicit import MU, RATE, STEPS, gains, personalize
 from fedtailor.studies.reproduction import Reproduction, counted_samples, markdown, run_cost
 from fedtailor.studies.runner import run_name
@@ -29,6 +33,15 @@ def table(measure: str = "accuracy", **changes: Any) -> Preset:
     )
     columns: dict[str, Any] = {"few": {"clients": 4}, "many": {"clients": 8}}
     return replace(Preset("own/table", "A table", "We", measure, dict(SMALL), columns, rows), **changes)
+
+
+def client_of(prepared: Prepared, number: int) -> ft.Client:
+    return Site(number, prepared.data.client(number), prepared.terms).client(1, {})
+
+
+def accuracy_of(metrics: Metrics) -> float:
+    assert metrics.accuracy is not None
+    return metrics.accuracy
 
 
 def work(reproduction: Reproduction) -> None:
@@ -59,8 +72,8 @@ def test_finished_runs_are_not_run_again_and_broken_ones_go_on(tmp_path: Path) -
     broken = Reproduction(table(), tmp_path / "broken")
     path, experiment = list(broken.experiments().items())[1]
 
-    def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 2:
+    def stop(record: RoundRecord) -> None:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -93,8 +106,9 @@ def test_rounds_to_a_target_end_a_run(tmp_path: Path) -> None:
     work(reproduction)
     path = next(iter(reproduction.experiments()))
     records = ft.load(path).rounds
-    assert records[-1]["accuracy"] >= 0.5
-    assert all(record["accuracy"] < 0.5 for record in records[:-1])
+    assert records[-1].accuracy is not None
+    assert records[-1].accuracy >= 0.5
+    assert all(record.accuracy is not None and record.accuracy < 0.5 for record in records[:-1])
     assert reproduction.todo() == {}
     assert reproduction.outcome()["rows"][0]["cells"][0]["ours"] == len(records) < 30
     never = Reproduction(replace(preset, target=1.01), tmp_path / "never", changes={"rounds": 2})
@@ -108,7 +122,7 @@ def test_the_individual_gain_is_over_local_on_the_same_clients(tmp_path: Path) -
     work(reproduction)
     fedper = ft.run("fedper", clients=8, epochs=1, **SMALL).per_client
     local = ft.run("local", clients=8, **SMALL).per_client
-    differences = [100 * (fedper[c]["accuracy"] - local[c]["accuracy"]) for c in range(8)]
+    differences = [100 * (accuracy_of(fedper[c]) - accuracy_of(local[c])) for c in range(8)]
     cell = reproduction.outcome()["rows"][0]["cells"][0]
     assert cell["ours"] == pytest.approx(fmean(differences))
     assert cell["spread"] == pytest.approx(pstdev(differences))
@@ -129,7 +143,7 @@ def test_domains_are_groups_of_clients(tmp_path: Path) -> None:
     assert len(reproduction.experiments()) == 1  # one run, three columns
     result = ft.load(next(iter(reproduction.experiments())))
     assert result.names == ("0-0", "0-1", "1-0", "1-1")
-    accuracy = [100 * result.per_client[c]["accuracy"] for c in range(4)]
+    accuracy = [100 * accuracy_of(result.per_client[c]) for c in range(4)]
     ours = [cell["ours"] for cell in reproduction.outcome()["rows"][0]["cells"]]
     assert ours == pytest.approx([fmean(accuracy[:2]), fmean(accuracy[2:]), fmean(accuracy)])
 
@@ -147,18 +161,33 @@ def test_the_samples_of_a_run_are_foreseen() -> None:
     settings = {**SMALL, "clients": 6, "participation": 0.5, "epochs": 4, "rounds": 5}
     for method, passes in (("fedavg", 4), ("pflego", 2)):
         experiment = make_experiment({"method": method, **settings, "states": "disk"})
-        bench = prepare(experiment, Objects())
-        cost = run_cost(experiment, bench)
-        assert cost.samples == pytest.approx(5 * 3 * passes * float(bench.data.samples.double().mean()))
+        prepared = prepare(experiment, Objects())
+        cost = run_cost(experiment, prepared)
+        assert cost.samples == pytest.approx(5 * 3 * passes * float(prepared.data.n_samples.double().mean()))
         assert cost.seconds > 0
 
 
 def test_passes_are_counted() -> None:
     experiment = make_experiment({"method": "fedavg", **SMALL, "clients": 2})
-    bench = prepare(experiment, Objects())
-    with counted_samples(bench.network) as passed:
-        bench.client(0, 1, {}).gradient(bench.initial)
-    assert sum(passed) == int(bench.data.samples[0])
+    prepared = prepare(experiment, Objects())
+    own = client_of(prepared, 0)
+    with counted_samples(prepared.network) as passed:
+        own.gradient(own.initial)
+    assert sum(passed) == own.n_samples == int(prepared.data.n_samples[0])
+
+
+def test_passes_of_a_descent_are_counted_though_it_was_done_without_autograd_before() -> None:
+    """The hand-written passes call no layer, so no hook: they are left aside while somebody counts."""
+    prepared = prepare(make_experiment({"method": "fedavg", **SMALL, "clients": 2}), Objects())
+    own = client_of(prepared, 0)
+    before = own.descend(own.initial, epochs=3)
+    with counted_samples(prepared.network) as passed:
+        counted = own.descend(own.initial, epochs=3)
+    assert sum(passed) == 3 * own.n_samples
+    after = own.descend(own.initial, epochs=3)
+    assert sum(passed) == 3 * own.n_samples
+    assert torch.equal(before, counted)
+    assert torch.equal(before, after)
 
 
 def test_explicit_steps_follow_the_others_risks() -> None:
@@ -166,11 +195,11 @@ def test_explicit_steps_follow_the_others_risks() -> None:
     data = [(torch.full((2, 3), float(c)), torch.tensor([c % 2, c % 2])) for c in range(3)]
     experiment = make_experiment({"method": "fedavg", "model": "logistic", "dtype": "float64", "test": 0.0,
                                   "validation": 0.0, "data": "object:list"})  # fmt: skip
-    bench = prepare(experiment, Objects(data=data))
-    theta = bench.initial
+    prepared = prepare(experiment, Objects(data=data))
+    theta = prepared.terms.initial
 
     def risk_gradient(vector: torch.Tensor, client: int) -> torch.Tensor:
-        return bench.client(client, 1, {}).gradient(vector)
+        return client_of(prepared, client).gradient(vector)
 
     for explicit in (False, True):
         expected = theta
@@ -179,7 +208,7 @@ def test_explicit_steps_follow_the_others_risks() -> None:
             if explicit:
                 gradient = gradient + MU / 2 * (risk_gradient(expected, 1) + risk_gradient(expected, 2))
             expected = expected - RATE * gradient
-        assert torch.allclose(personalize(bench, theta, explicit, 0), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(personalize(prepared, theta, explicit, 0), expected, rtol=0, atol=1e-12)
 
 
 def test_figure_two_measures_both_gains(tmp_path: Path) -> None:
@@ -194,5 +223,19 @@ def test_figure_two_measures_both_gains(tmp_path: Path) -> None:
     assert len(kept) == 5
     assert ours[1] == pytest.approx(100 * fmean(kept))
     result = ft.load(path)
-    bench, theta = result._federation.bench, result._federation.server.state["theta"]
-    assert list(gains(bench, theta, False, 1)) == json.loads((path / "implicit.json").read_text())
+    prepared, theta = result.simulation.prepared, result.server_state["theta"]
+    with isolated():
+        for explicit, name in ((False, "implicit"), (True, "explicit")):
+            expected = [gain_of(prepared, theta, explicit, client) for client in range(5)]
+            assert any(expected)
+            assert json.loads((path / f"{name}.json").read_text()) == expected
+            assert list(gains(prepared, theta, explicit, 1)) == expected  # whatever the number of workers
+
+
+def gain_of(prepared: Prepared, theta: torch.Tensor, explicit: bool, client: int) -> float:
+    """A client's gain, computed in this process."""
+    site = Site(client, prepared.data.client(client), prepared.terms)
+    before, after = (
+        accuracy_of(site.measure(vector)["test"]) for vector in (theta, personalize(prepared, theta, explicit, client))
+    )
+    return after - before

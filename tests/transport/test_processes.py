@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.server.records import RoundRecord
 from fedtailor.transport.shared_memory import Sheet
 from tests.helpers import assert_same, files, final, numbers
 
@@ -45,11 +46,11 @@ def test_a_worker_that_dies_is_replaced_and_its_work_repeated(workers: int, tmp_
 def test_a_client_that_kills_every_worker_is_left_out() -> None:
     with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
         result = ft.run(Deadly(), engine="processes", workers=2, **SMALL)
-    assert [record["failed"] for record in result.rounds] == [[], [3], []]
+    assert [record.failed for record in result.rounds] == [[], [3], []]
 
 
 def test_no_worker_survives_a_run_or_an_interruption() -> None:
-    def stop(record: dict[str, Any]) -> None:
+    def stop(record: RoundRecord) -> None:
         raise KeyboardInterrupt
 
     before = children(os.getpid())

@@ -1,0 +1,168 @@
+"""What crosses between the server and a site: named tensors, requests and replies.
+
+Nothing else does. A request names the round, the client and the version of the state that the server believes the
+client to have; a reply brings the upload and the version that came of it. A client's state is in neither.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedtailor.errors import FedtailorError
+
+Message = Mapping[str, Tensor]
+State = dict[str, Tensor]
+NEVER = 0  # the version of a state that no round has made
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The metrics of one model on one set of samples; None where one is not defined."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    balanced_accuracy: float | None = None
+    auc: float | None = None
+    n_samples: int = 0
+
+
+Measured = dict[str, Metrics]  # "test", "validation" and, where asked for, "train"
+
+
+# --- named tensors ---
+
+
+def message_bytes(message: Message) -> int:
+    """Count the bytes of a message's tensors: what any transport has to carry, whatever it wraps around them."""
+    return sum(tensor.nbytes for tensor in message.values())
+
+
+def copied(tensors: Message) -> State:
+    """Copy a message or state, so that it shares no memory with anything."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+def check_tensors(what: str, tensors: Message) -> None:
+    """Refuse anything but named tensors."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"{what} holds {name!r}, a {type(tensor).__name__}; messages and states are named tensors")
+
+
+def check_finite(what: str, tensors: Message) -> None:
+    """Refuse anything but named tensors of finite numbers."""
+    check_tensors(what, tensors)
+    for name, tensor in tensors.items():
+        if (
+            tensor.is_floating_point()
+            and not math.isfinite(float(tensor.detach().sum()))
+            and not tensor.isfinite().all()
+        ):
+            raise ValueError(f"{what} has NaN or infinite numbers in {name!r}")
+
+
+def frame(tensors: Message, **header: str | int) -> bytes:
+    """Pack named tensors and a small header (round, sender, version …) as one safetensors file."""
+    return save(copied(tensors), {"fedtailor": json.dumps(header)})
+
+
+def unframe(content: bytes, what: str, **expected: str | int) -> State:
+    """Unpack the tensors of a frame; refuse a damaged one, and one whose header is not the expected one."""
+    try:
+        tensors: State = load(content)
+        length = int.from_bytes(content[:8], "little")
+        header: dict[str, Any] = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedtailor"])
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise FedtailorError(f"{what} cannot be read: {error}.") from None
+    for name, value in expected.items():
+        if header.get(name) != value:
+            raise FedtailorError(f"{what} is not what it should be: its {name} is {header.get(name)}, not {value}.")
+    return tensors
+
+
+# --- from the server to a site ---
+
+
+@dataclass(frozen=True)
+class Request:
+    """Work for one client. `version` is the round that made the state which the client is to work with."""
+
+    round: int
+    client: int
+    message: Message
+    version: int = NEVER
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return (self.client,)
+
+
+@dataclass(frozen=True)
+class Train(Request):
+    """Train, and reply with the upload; with `measure`, also with the metrics of the model right after training."""
+
+    measure: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluate(Request):
+    """Measure the client's personal model."""
+
+
+@dataclass(frozen=True)
+class EvaluateShared(Request):
+    """Measure one model for several clients of one place in one pass."""
+
+    others: tuple[int, ...] = ()
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return (self.client, *self.others)
+
+
+@dataclass(frozen=True)
+class Personal(Request):
+    """Hand out the client's personal model."""
+
+
+@dataclass(frozen=True)
+class Adapt(Request):
+    """Fine-tune the model of a client that never took part, and one from scratch; measure both after every epoch."""
+
+
+# --- from a site to the server ---
+
+
+@dataclass
+class Reply:
+    """The answer to a request. With an `error`, which may have a `cause`, there is nothing else."""
+
+    clients: tuple[int, ...]
+    upload: State = field(default_factory=dict)
+    version: int = NEVER  # of the state that the client now has
+    measured: list[Measured] = field(default_factory=list)
+    bytes_up: int = 0  # of the upload, as the server counts them
+    seconds: float = 0.0
+    error: str = ""
+    cause: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All that a site tells the server when it joins.
+
+    `n_samples` counts its training samples, `n_classes` its own classes where labels are per client. `fingerprint` is a
+    checksum of the initial vector: a site with another one has another network, or another experiment.
+    """
+
+    name: str
+    n_samples: int
+    n_classes: int | None
+    fingerprint: str

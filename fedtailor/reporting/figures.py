@@ -1,0 +1,254 @@
+"""The figures that every comparison has: learning curves, clients, gains over Local, and each client's data."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
+from fedtailor.result import RunResult
+from fedtailor.studies.measures import client_accuracies, individual_gains
+from fedtailor.studies.summary import Line, Summary
+
+POINTS = 250  # of one curve, at most
+SHOWN = 200  # clients in one figure, at most
+WRITTEN = 400  # cells whose values can still be read
+
+Styles = dict[str, Style]
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Choose at most so many of `count` places, evenly spaced, the first and the last among them."""
+    return list(range(count)) if count <= most else sorted(set(np.linspace(0, count - 1, most).round().astype(int)))
+
+
+def samples(result: RunResult) -> Array:
+    """Training samples of each client."""
+    total: Array = np.array(result.partition["train"]).sum(1)
+    return total
+
+
+def in_order(result: RunResult, training: bool = False) -> list[int]:
+    """Put the clients in the order of all figures: by their commonest class, so that those who are alike are
+    neighbours. With `training`, the new ones are left out. At most SHOWN of them."""
+    counts = np.array(result.partition["train"])
+    left_out = set(result.partition["new"]) if training else set()
+    clients = sorted((c for c in range(len(counts)) if c not in left_out), key=lambda c: (counts[c].argmax(), c))
+    return [clients[place] for place in evenly(len(clients), SHOWN)]
+
+
+# --- learning curves ---
+
+
+def curves(summary: Summary, styles: Styles) -> list[Figure]:
+    """Accuracy and loss over rounds, over bytes and over time."""
+    lines = summary.lines
+    sent = max(_sent(result)[-1] for line in lines for result in line.results)
+    took = max(_took(result)[-1] for line in lines for result in line.results)
+    by_bytes, byte_unit = _unit(sent, (("B", 1), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+    by_time, time_unit = _unit(took, (("s", 1), ("min", 60), ("h", 3600)))
+    axes: list[tuple[str, str, Callable[[RunResult], Array]]] = [
+        ("rounds", "round", _numbers),
+        ("bytes", f"sent up and down until then, {byte_unit}", lambda result: _sent(result) / by_bytes),
+        ("time", f"time until then, {time_unit}", lambda result: _took(result) / by_time),
+    ]
+    return [_curves(summary, styles, *axis) for axis in axes]
+
+
+def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, str]:
+    name, size = next(((n, s) for n, s in reversed(units) if largest >= 2 * s), units[0])
+    return size, name
+
+
+def _numbers(result: RunResult) -> Array:
+    return np.array([record.round for record in result.rounds], dtype=float)
+
+
+def _sent(result: RunResult) -> Array:
+    return np.cumsum([float(record.bytes) for record in result.rounds])
+
+
+def _took(result: RunResult) -> Array:
+    return np.cumsum([float(record.seconds) for record in result.rounds])
+
+
+MEASURES = (
+    ("accuracy", "test accuracy", "%", 100),
+    ("loss", "test loss", "", 1),
+    ("train_loss", "training loss", "", 1),
+)
+
+
+def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Callable[[RunResult], Array]) -> Figure:
+    panels = []
+    for field, name, unit, factor in MEASURES:
+        marks = [_curve(line, styles[line.title], along, field, factor) for line in summary.lines]
+        shown = [mark for mark in marks if len(mark.y)]
+        if shown:
+            label = f"{name}, {unit}" if unit else name
+            panels.append(Panel(name.capitalize(), shown, title, label, y_limits=_window(shown) if unit else None))
+    seeds = any(len(line.results) > 1 for line in summary.lines)
+    caption = {
+        "rounds": "How the methods learn, round by round.",
+        "bytes": "The same curves against what was sent in both directions until then: further left is cheaper. "
+        "Methods that send nothing (Local) stand at 0.",
+        "time": "The same curves against the time of the rounds, evaluation included, on the machine that ran them.",
+    }[axis]
+    if seeds:
+        caption += " Lines are means over seeds, bands one standard deviation to both sides."
+    return Figure(f"curves-{axis}", "Learning curves", caption, panels, max(2, len(panels)), tab=f"over {axis}")
+
+
+def _curve(line: Line, style: Style, along: Callable[[RunResult], Array], field: str, factor: float) -> Curve:
+    """The mean over the seeds that have come so far, and the spread around it."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for result in line.results:
+        for record, x in zip(result.rounds, along(result), strict=True):
+            if (value := getattr(record, field)) is not None:
+                found.setdefault(record.round, []).append((float(x), factor * value))
+    rounds = sorted(found)
+    rounds = [rounds[place] for place in evenly(len(rounds), POINTS)]
+    x = np.array([np.mean([x for x, _ in found[round]]) for round in rounds])
+    y = np.array([np.mean([y for _, y in found[round]]) for round in rounds])
+    spread = np.array([np.std([y for _, y in found[round]], ddof=len(found[round]) > 1) for round in rounds])
+    seeds = len(line.results) > 1
+    low, high = (y - spread, y + spread) if seeds else (None, None)
+    return Curve(x, y, line.title, style, low, high, choice=line.title)
+
+
+def _window(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The range of the curves with a little air, within 0 and 100 %."""
+    low = min(np.nanmin(curve.y if curve.low is None else curve.low) for curve in curves)
+    high = max(np.nanmax(curve.y if curve.high is None else curve.high) for curve in curves)
+    air = max(0.05 * (high - low), 0.5)
+    return max(float(low - air), 0.0), min(float(high + air), 100 + air)
+
+
+# --- clients ---
+
+
+def clients(summary: Summary, styles: Styles) -> Figure | None:
+    """Every client's accuracy (or loss, where there is none), sorted, a panel for each line."""
+    by_accuracy = any(line.accuracy is not None for line in summary.lines)
+    what, unit = ("accuracy", " %") if by_accuracy else ("loss", "")
+    drawn = []
+    for line in summary.lines:
+        each = []
+        for result in line.results:
+            counts, seed = samples(result), _seed(line, result)
+            for client, value in (_accuracies(result) if by_accuracy else _losses(result)).items():
+                each.append((value, f"client {result.names[client]}{seed}, {counts[client]} samples"))
+        each.sort()
+        if not each:
+            continue
+        heights, texts = np.array([height for height, _ in each]), [text for _, text in each]
+        kept = evenly(len(each), 2 * SHOWN)
+        mean = Curve(
+            np.array([-0.5, len(kept) - 0.5]), np.full(2, heights.mean()), "mean", Style(dash="dot"), kind="fit"
+        )
+        bars = Bars(heights[kept], [texts[place] for place in kept], styles[line.title])
+        drawn.append((f"{line.title}: {heights.mean():.4g}{unit}", line.title, bars, mean))
+    if not drawn:
+        return None
+    limits = (0.0, 100.0 if by_accuracy else float(max(bars.y.max() for _, _, bars, _ in drawn)))
+    panels = [Panel(title, [bars, mean], choice=choice, y_limits=limits) for title, choice, bars, mean in drawn]
+    several = any(len(line.results) > 1 for line in summary.lines)
+    caption = (
+        f"Each bar is the test {what} of one client" + (" of one seed" if several else "") + ", in rising order; the "
+        "dotted line is their mean. Two methods with the same mean may treat their worst clients very differently."
+    )
+    return Figure(
+        "clients", f"Every client's {what}{unit and ', %'}", caption, panels, columns=min(4, max(3, len(panels)))
+    )
+
+
+def _accuracies(result: RunResult) -> dict[int, float]:
+    return {client: 100 * accuracy for client, accuracy in client_accuracies(result).items()}
+
+
+def _losses(result: RunResult) -> dict[int, float]:
+    return {client: test.loss for client, test in result.per_client.items() if test.loss is not None}
+
+
+def _seed(line: Line, result: RunResult) -> str:
+    return f" of seed {result.experiment.seed}" if len(line.results) > 1 else ""
+
+
+def gains(summary: Summary, styles: Styles) -> Figure | None:
+    """Each client's gain over Local against its number of training samples."""
+    base = next((line for line in summary.lines if line.title == summary.base), None)
+    if base is None:
+        return None
+    of_seed = {result.experiment.seed: result for result in base.results}
+    marks: list[Mark] = []
+    for line in (line for line in summary.lines if line is not base):
+        x, y, text = [], [], []
+        for result in (result for result in line.results if result.experiment.seed in of_seed):
+            counts = samples(result)
+            for client, gain in individual_gains(result, of_seed[result.experiment.seed]).items():
+                x.append(float(counts[client]))
+                y.append(100 * gain)
+                text.append(f"{line.title}, client {result.names[client]}{_seed(line, result)}")
+        if x:
+            kept = evenly(len(x), 3 * SHOWN)
+            style = styles[line.title]
+            some_x, some_y = np.array(x)[kept], np.array(y)[kept]
+            marks.append(Points(some_x, some_y, [text[place] for place in kept], style, line.title))
+            if (fitted := regression(np.array(x), np.array(y))) is not None:
+                marks.append(Curve(fitted[0], fitted[1], line.title, style, choice=line.title, kind="fit"))
+    if not marks:
+        return None
+    caption = (
+        f"Each point is a client: what it gains over {base.title}, in points of test accuracy, against its number of "
+        "training samples. Below 0 it would have done better alone. The lines are least squares: a falling one says "
+        "that clients with little data gain most."
+    )
+    panel = Panel("", marks, "training samples of the client", f"gain over {base.title}, points")
+    return Figure("gains", f"Gain over {base.title}", caption, [panel], columns=1)
+
+
+def regression(x: Array, y: Array) -> tuple[Array, Array, float] | None:
+    """The least-squares line at its two ends, and the correlation; None where x or y does not vary."""
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    slope, level = np.polyfit(x, y, 1)
+    ends = np.array([x.min(), x.max()])
+    return ends, level + slope * ends, float(np.corrcoef(x, y)[0, 1])
+
+
+# --- data ---
+
+
+def partitions(summary: Summary) -> list[Figure]:
+    """Training samples by client and class, for each seed that partitions them differently."""
+    of_seed = {r.experiment.seed: r for line in reversed(summary.lines) for r in line.results}
+    figures: list[Figure] = []
+    known = set()
+    for seed, result in sorted(of_seed.items()):
+        if (counts := str(result.partition["train"])) not in known:
+            known.add(counts)
+            figures.append(_partition(seed, result))
+    return figures
+
+
+def _partition(seed: int, result: RunResult) -> Figure:
+    order, counts = in_order(result), np.array(result.partition["train"])
+    names = list(map(str, result.partition["classes"])) or ["all"]
+    new = set(result.partition["new"])
+    rows = [result.names[client] + (" (new)" if client in new else "") for client in order]
+    written = len(rows) * len(names) <= WRITTEN
+    heat = Heat(rows, names, {"": counts[order]}, "training samples", limits=(0, counts.max()), written=written)
+    totals = counts.sum(1)
+    of_class = " of which class" if result.partition["classes"] else ""
+    caption = (
+        f"How many training samples{of_class} each client has; clients are ordered by their commonest class, here and "
+        f"in all figures below. A client has {totals.min()} to {totals.max()} of them, {np.median(totals):.0f} in "
+        f"the median.{left_out(result, order)}"
+    )
+    panel = Panel("", [heat], "class", "client")
+    return Figure(f"partition-seed{seed}", "Who has which data", caption, [panel], columns=1, tab=f"seed {seed}")
+
+
+def left_out(result: RunResult, order: Iterable[int]) -> str:
+    """A note for the caption if not all clients are in a figure."""
+    shown, there = len(list(order)), len(result.names)
+    return f" Shown are {shown} of {there} clients." if shown < there and there > SHOWN else ""

@@ -1,0 +1,215 @@
+"""The same figures for a paper: PNG, PDF and SVG, drawn by matplotlib."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedtailor.errors import FedtailorError
+from fedtailor.reporting.figures import evenly
+from fedtailor.reporting.marks import GREY, PALETTE, Bars, Curve, Dash, Figure, Heat, Mark, Network, Panel, Points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+FORMATS = ("png", "pdf", "svg")
+MOMENTS = 4  # of a matrix over rounds, side by side
+WIDTH = 6.9  # inches: a page with two columns
+TICKS = 25  # names along the side of a matrix that is as wide as the page
+SETTINGS: dict[Any, Any] = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7.5, "xtick.labelsize": 7,
+    "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
+    "axes.grid": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.5, "axes.axisbelow": True, "lines.linewidth": 1.3,
+    "savefig.dpi": 300, "pdf.fonttype": 42, "svg.hashsalt": "fedtailor",
+}  # fmt: skip
+LINE_STYLES: dict[Dash, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+
+
+def check_matplotlib() -> None:
+    """Refuse to go on without matplotlib, before any work, and say how to get it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise FedtailorError(
+            "--figures needs matplotlib: install it with `pip install 'fedtailor[figures]'`."
+        ) from None
+
+
+def save(figures: Sequence[Figure], directory: Path) -> Iterator[Path]:
+    """Draw each figure and write it in every format; yield the path of each file."""
+    import matplotlib
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for figure in figures:
+        with matplotlib.rc_context(SETTINGS):
+            drawing = draw(figure)
+            drawing.draw_without_rendering()  # lays the panels out, once for all formats
+            drawing.set_layout_engine("none")
+            for ending in FORMATS:
+                path = directory / f"{figure.name}.{ending}"
+                # No time of day in the file: the same runs give the same bytes.
+                metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
+                drawing.savefig(path, metadata=metadata)
+                yield path
+
+
+def draw(figure: Figure) -> "Drawing":
+    """Draw a figure's panels in rows. A narrow matrix over rounds is drawn at a few of them, one row for each panel;
+    any other at the last."""
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.ticker import MaxNLocator
+
+    panels, columns = _laid_out(figure)
+    rows = -(-len(panels) // columns)
+    heights = [max(_height(panel, WIDTH / columns) for panel in panels[row * columns : (row + 1) * columns])
+               for row in range(rows)]  # fmt: skip
+    drawing = Drawing(figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, sum(heights) + 0.3), layout="constrained")
+    places = drawing.subplots(rows, columns, squeeze=False, height_ratios=heights).ravel()
+    for axes, panel in zip(places, panels, strict=False):
+        title = fill(_plain(panel.title), int(14 * WIDTH / columns))
+        axes.set(title=title, xlabel=_plain(panel.x), ylabel=_plain(panel.y))
+        if panel.y_limits:
+            axes.set_ylim(*panel.y_limits)
+        for mark in panel.marks:
+            _draw(mark, axes, TICKS // columns)
+        if panel.x == "round" and not isinstance(panel.marks[0], Heat):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in places[len(panels) :]:
+        axes.set_visible(False)
+    _legend(figure, drawing)
+    return drawing
+
+
+def _laid_out(figure: Figure) -> tuple[list[Panel], int]:
+    """The panels as they are printed, and how many stand side by side."""
+    heats = [panel.marks[0] for panel in figure.panels]
+    if len(figure.frames) < 2 or not all(isinstance(h, Heat) and len(h.columns) < len(h.rows) for h in heats):
+        tall = any(panel.tall for panel in figure.panels)
+        return list(figure.panels), 3 if tall else min(figure.columns, len(figure.panels))
+    panels = []
+    for panel, heat in zip(figure.panels, heats, strict=True):
+        assert isinstance(heat, Heat)
+        rounds = list(heat.frames)
+        for place in evenly(len(rounds), MOMENTS):
+            moment = replace(heat, frames={rounds[place]: heat.frames[rounds[place]]}, limits=heat.range)
+            panels.append(replace(panel, title=f"{panel.title}, round {rounds[place]}", marks=[moment]))
+    return panels, min(MOMENTS, len(figure.frames))
+
+
+def _height(panel: Panel, width: float) -> float:
+    """In inches."""
+    mark = panel.marks[0]
+    if isinstance(mark, Network):
+        return min(width, 3.2)
+    if isinstance(mark, Heat):
+        square = list(mark.rows) == list(mark.columns)
+        return min(width, 3.2) if square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5)
+    return 1.3 if isinstance(mark, Bars) else 2.3
+
+
+def _draw(mark: Mark, axes: "Axes", ticks: int) -> None:
+    if isinstance(mark, Curve):
+        _curve(mark, axes)
+    elif isinstance(mark, Points):
+        axes.scatter(mark.x, mark.y, s=9, color=mark.style.colour, alpha=0.75, linewidths=0)
+        if min(mark.y) < 0 < max(mark.y):
+            axes.axhline(0, color="#5d6673", linewidth=0.6, zorder=1)
+    elif isinstance(mark, Bars):
+        axes.bar(np.arange(len(mark.y)), mark.y, color=mark.style.colour, width=1 if len(mark.y) > 40 else 0.9)
+        axes.set_xticks([])
+        axes.grid(axis="x", visible=False)
+    elif isinstance(mark, Heat):
+        _heat(mark, axes, ticks)
+    else:
+        _network(mark, axes)
+
+
+def _curve(mark: Curve, axes: "Axes") -> None:
+    many = mark.kind == "one of many"
+    shape: dict[str, Any] = {"marker": "o", "markersize": 4} if len(mark.x) == 1 else {}
+    axes.plot(
+        mark.x, mark.y, LINE_STYLES[mark.style.dash], color=mark.style.colour, alpha=0.4 if many else 1,
+        linewidth={"main": 1.4, "one of many": 0.5, "fit": 0.9}[mark.kind], **shape,
+    )  # fmt: skip
+    if mark.low is not None and mark.high is not None:
+        axes.fill_between(mark.x, mark.low, mark.high, color=mark.style.colour, alpha=0.16, linewidth=0)
+
+
+def _heat(mark: Heat, axes: "Axes", ticks: int) -> None:
+    from matplotlib.colors import ListedColormap
+
+    low, high = mark.range
+    options: dict[str, Any] = {"cmap": {"sequential": "Blues", "diverging": "RdBu_r"}.get(mark.scale)}
+    if mark.scale == "kinds":
+        colours = [f"{GREY}44", *(PALETTE[place % len(PALETTE)] for place in range(len(mark.kinds) - 1))]
+        options["cmap"] = ListedColormap(colours)
+        low, high = -0.5, len(colours) - 0.5
+    square = list(mark.rows) == list(mark.columns)
+    drawn = axes.imshow(
+        mark.last, vmin=low, vmax=high, aspect="equal" if square else "auto", interpolation="nearest", **options
+    )
+    for axis, names in ((axes.xaxis, mark.columns), (axes.yaxis, mark.rows)):
+        shown = range(0, len(names), -(-len(names) // (ticks if axis is axes.xaxis else TICKS)))
+        axis.set_ticks(shown, [_plain(names[place]) for place in shown])
+    axes.tick_params(length=0, labelsize=6)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    if mark.written:
+        for (row, column), value in np.ndenumerate(mark.last):
+            if value:
+                ink = "white" if value > low + 0.6 * (high - low) else "black"
+                axes.text(column, row, f"{value:g}", ha="center", va="center", fontsize=5, color=ink)
+    bar = axes.figure.colorbar(drawn, ax=axes, shrink=0.9, pad=0.02, label=_plain(mark.measure))
+    bar.outline.set_visible(False)
+    if mark.scale == "kinds":
+        bar.set_ticks(range(len(mark.kinds)), labels=[_plain(kind) for kind in mark.kinds])
+        bar.set_label("")
+
+
+def _network(mark: Network, axes: "Axes") -> None:
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Bow
+
+    for start, end, weight in mark.edges:
+        strength = mark.strength(weight)
+        arrow = FancyArrowPatch(
+            path=Bow(mark.path(start, end)), arrowstyle="-|>", mutation_scale=4 + 3 * strength, shrinkA=0, shrinkB=0,
+            color=mark.style.colour, alpha=0.4 + 0.6 * strength, linewidth=0.4 + 1.2 * strength,
+        )  # fmt: skip
+        axes.add_patch(arrow)
+    places = mark.places()
+    largest = float(mark.sizes.max()) if len(mark.sizes) else 1.0
+    axes.scatter(
+        places[:, 0],
+        places[:, 1],
+        s=(10 + 50 * mark.sizes / max(largest, 1.0)) * min(1, 30 / len(mark.nodes)),
+        color=mark.style.colour,
+        zorder=3,
+        linewidths=0,
+    )
+    for name, (x, y) in zip(mark.nodes, places, strict=True):
+        if len(mark.nodes) <= 50:
+            axes.text(1.18 * x, 1.18 * y, _plain(name), ha="center", va="center", fontsize=6)
+    axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+    axes.set_axis_off()
+
+
+def _legend(figure: Figure, drawing: "Drawing") -> None:
+    """The methods, once, below all panels."""
+    from matplotlib.lines import Line2D
+
+    marks = [mark for panel in figure.panels for mark in panel.marks if isinstance(mark, Curve | Points)]
+    styles = {mark.choice: mark.style for mark in marks if mark.choice}
+    if len(styles) < 2:
+        return
+    keys = [Line2D([], [], color=s.colour, linestyle=LINE_STYLES[s.dash], label=_plain(n)) for n, s in styles.items()]
+    drawing.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), 5), frameon=False)
+
+
+def _plain(text: str) -> str:
+    """Escape text, which matplotlib would otherwise take for mathematics."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,196 @@
+"""The table that papers print, as text, Markdown, LaTeX (booktabs) and CSV."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from fedtailor.files import write_atomically
+from fedtailor.server.record import plain
+from fedtailor.server.records import Plain
+from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
+from fedtailor.text import human_bytes, percent, plain_table
+
+__all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]
+
+PAGE = 180  # columns of the table in a file
+Cell = Callable[[Line], str]
+
+
+def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, Cell]]]:
+    """The columns of results and those of costs, as header and cells, without columns that no line has."""
+    lines = summary.lines
+    result: list[tuple[str, Cell]] = [("accuracy", lambda line: _spread(line.accuracy, line.accuracy_std))]
+    if all(line.accuracy is None for line in lines):
+        result = [("loss", lambda line: "–" if line.loss is None else f"{line.loss:.4f}")]
+    if any(line.p is not None for line in lines):
+        result.append(("vs best", _versus_best))
+    if any(line.gain is not None for line in lines):
+        result.append((f"gain over {summary.base}", lambda line: _spread(line.gain, line.gain_std, "+")))
+        result.append(("clients that lose", _losing))
+    if any(line.worst_decile is not None for line in lines):
+        result.append(("worst decile", lambda line: percent(line.worst_decile)))
+    cost: list[tuple[str, Cell]] = []
+    if summary.target is not None:
+        reached = f"{100 * summary.target:g} %"
+        cost.append((f"rounds to {reached}", _rounds))
+        if len(lines) > 1:
+            cost.append(("speed-up", lambda line: "–" if line.speed_up is None else f"{_short(line.speed_up)}×"))
+        cost.append((f"bytes to {reached}", lambda line: _bytes(line.bytes_to_target)))
+    cost.append(("bytes in all", lambda line: _bytes(line.bytes)))
+    cost.append(("samples/s", lambda line: _rate(line.samples_per_second)))
+    return result, cost
+
+
+def _spread(mean: float | None, std: float | None, sign: str = "") -> str:
+    if mean is None:
+        return "–"
+    text = f"{100 * mean:{sign}.2f}".replace("-", "−")
+    return text if std is None else f"{text} ± {100 * std:.2f}"
+
+
+def _versus_best(line: Line) -> str:
+    if line.best:
+        return "best"
+    if line.p is None:
+        return "–"
+    p = "< 0.001" if line.p < 0.001 else f"{line.p:.3f}" if line.p < 0.1 else f"{line.p:.2f}"
+    return f"{p} ≈" if line.like_best else p
+
+
+def _losing(line: Line) -> str:
+    return "–" if line.losing is None else f"{_short(line.losing)} of {line.clients}"
+
+
+def _rounds(line: Line) -> str:
+    if line.rounds_to_target is None:
+        return f"> {max(len(result.rounds) for result in line.results)}"
+    return _short(line.rounds_to_target)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _bytes(count: float | None) -> str:
+    return "–" if count is None else human_bytes(count)
+
+
+def _rate(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:,.0f}"
+
+
+def rich_table(summary: Summary, width: int) -> Group:
+    """The table for a terminal; in two parts where the page is too narrow for one."""
+    result, cost = _columns(summary)
+    whole = _rich(summary, [*result, *cost], summary.title)
+    console = Console(width=10_000, file=io.StringIO())
+    needed = console.measure(whole).maximum  # the columns alone: title and caption are wrapped
+    parts = [whole] if needed <= width else [_rich(summary, result, summary.title), _rich(summary, cost, "Costs")]
+    return Group(*parts, Text(summary.caption, style="dim"))
+
+
+def _rich(summary: Summary, columns: list[tuple[str, Cell]], title: str) -> Table:
+    table = plain_table(title)
+    table.add_column("method", style="bold", no_wrap=True)
+    for name, _ in columns:
+        table.add_column(_broken(name), justify="right", no_wrap=True)
+    for line in summary.lines:
+        marked = {"accuracy": "bold green" if line.best else "underline" if line.second else ""}
+        cells = [Text(cell(line), style=marked.get(name, "")) for name, cell in columns]
+        table.add_row(Text(line.title), *cells)
+    return table
+
+
+def _broken(header: str) -> Text:
+    """Break a header into two lines of about equal length."""
+    words = header.split()
+    places = range(1, len(words))
+    at = min(places, key=lambda n: max(len(" ".join(words[:n])), len(" ".join(words[n:]))), default=0)
+    return Text(" ".join(words[:at]) + ("\n" if at else "") + " ".join(words[at:]))
+
+
+def plain_text(summary: Summary) -> str:
+    """The table without colours, for a file."""
+    console = Console(width=PAGE, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(rich_table(summary, PAGE))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def table_rows(summary: Summary, bold: str, underlined: str, escape: Callable[[str], str]) -> Iterable[list[str]]:
+    """Yield the header and the lines as escaped text, the best and the second marked."""
+    columns = [column for part in _columns(summary) for column in part]
+    yield [escape(name) for name in ("method", *(name for name, _ in columns))]
+    for line in summary.lines:
+        mark = bold if line.best else underlined if line.second else "{}"
+        cells = [(name, escape(cell(line))) for name, cell in columns]
+        yield [escape(line.title), *(mark.format(text) if name == "accuracy" else text for name, text in cells)]
+
+
+def markdown(summary: Summary) -> str:
+    head, *rows = table_rows(summary, "**{}**", "<u>{}</u>", lambda text: text.replace("|", r"\|"))
+    ruler = "| --- |" + " ---: |" * (len(head) - 1)
+    table = ["| " + " | ".join(head) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows)]
+    return "\n".join([summary.title, "", *table, "", summary.caption]) + "\n"
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "≈": r"$\approx$",
+        "×": r"$\times$", "≥": r"$\geq$", "−": "$-$", "–": "--", "|": r"\textbar{}",
+    }
+)  # fmt: skip
+
+
+def latex(summary: Summary) -> str:
+    """A table environment; it needs `\\usepackage{booktabs}`."""
+    head, *rows = table_rows(summary, r"\textbf{{{}}}", r"\underline{{{}}}", lambda text: text.translate(_LATEX))
+    caption = f"{summary.title}. {summary.caption}".translate(_LATEX)
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+        r"\toprule",
+        " & ".join(head) + r" \\",
+        r"\midrule",
+        *(" & ".join(row) + r" \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def comma_separated(summary: Summary) -> str:
+    """Raw numbers: accuracies are shares of 1, missing values are empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    records = [line.plain() for line in summary.lines]
+    writer.writerow([*records[0], "target"])
+    for record in records:
+        record |= {"settings": json.dumps(record["settings"]), "seeds": " ".join(map(str, record["seeds"]))}
+        writer.writerow([*record.values(), summary.target])
+    return text.getvalue()
+
+
+FORMATS = {"txt": plain_text, "md": markdown, "tex": latex, "csv": comma_separated}
+
+
+def write_tables(summary: Summary, directory: Path, more: Plain | None = None) -> list[Path]:
+    """Write DIR/table.txt, .md, .tex and .csv, and everything as result.json."""
+    paths = []
+    for ending, make in FORMATS.items():
+        paths.append(directory / f"table.{ending}")
+        write_atomically(paths[-1], make(summary))
+    record = plain({**summary.plain(), **(more or {})})
+    write_atomically(directory / "result.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    return [*paths, directory / "result.json"]

@@ -1,0 +1,201 @@
+"""The result of a run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torch import Tensor
+
+from fedtailor.data import FederatedData
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.experiment import Experiment
+from fedtailor.local.isolation import isolated
+from fedtailor.messages import Metrics
+from fedtailor.server.evaluation import chosen_round
+from fedtailor.server.observations import Observations
+from fedtailor.server.record import RunDirectory, describe, plain
+from fedtailor.server.records import ClientsRecord, Plain, RoundRecord
+from fedtailor.simulation import Simulation
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class RunResult:
+    """The outcome of a run. `experiment.evaluation` says what its metrics mean.
+
+    `rounds` has the record of every round, `names` the names of the clients, `path` the run directory, if there is one.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        rounds: list[RoundRecord],
+        client_records: Callable[[], Iterable[ClientsRecord]],
+        names: Sequence[str],
+        opened: Callable[[], Simulation],
+        path: Path | None,
+    ) -> None:
+        self.experiment = experiment
+        self.rounds = rounds
+        self.names = tuple(names)
+        self.path = path
+        self._client_records = client_records
+        self._opened = opened
+
+    def __repr__(self) -> str:
+        experiment, evaluation = self.experiment, self.experiment.evaluation
+        rounds = f"{len(self.rounds)} of {experiment.rounds} rounds"
+        quality = f"loss {self.loss:.4g}" if self.accuracy is None and self.loss is not None else "not evaluated"
+        if self.accuracy is not None:
+            quality = f"accuracy {100 * self.accuracy:.2f} % ({evaluation.model} models, {evaluation.choose} round)"
+        where = f", in {self.path}" if self.path else ""
+        what = f"{experiment.method} on {experiment.data}, {len(self.names)} clients"
+        return f"<RunResult {what}, {rounds}: {quality}{where}>"
+
+    def _repr_html_(self) -> str:
+        """The rounds as a table, for notebooks; at most about twenty of them."""
+        columns = ("round", "accuracy", "accuracy_std", "loss", "participants", "failed", "bytes_up", "bytes_down")
+        head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns)
+        step = max(1, -(-len(self.rounds) // 20))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{_cell(getattr(record, name))}</td>" for name in columns) + "</tr>"
+            for record in self.rounds[::-1][::step][::-1]
+        )
+        caption = escape(f"{self!r:.200}"[1:-1]) + ". " + escape(self.experiment.evaluation.in_words())
+        return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> "pandas.DataFrame":
+        """The records as a table of pandas: a row a round, or a row for each round, client and split."""
+        try:
+            import pandas
+        except ImportError:
+            raise FedtailorError("pandas is not installed: pip install 'fedtailor[pandas]'.") from None
+        if what == "rounds":
+            return pandas.DataFrame([record.plain() for record in self.rounds]).set_index("round")
+        if what != "clients":
+            raise unknown("table", what, ("rounds", "clients"))
+        rows = [
+            {"round": record.round, "client": self.names[client], "split": split, **asdict(metrics)}
+            for record in self.clients
+            for client, measured in record.results.items()
+            for split, metrics in measured.items()
+        ]
+        return pandas.DataFrame(rows)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.rounds) >= self.experiment.rounds
+
+    def chosen(self, choose: str | None = None) -> RoundRecord | None:
+        """The round that counts, by the experiment's own rule or another one; None if none was evaluated."""
+        return chosen_round(self.rounds, choose or self.experiment.evaluation.choose)
+
+    @property
+    def accuracy(self) -> float | None:
+        return record.accuracy if (record := self.chosen()) else None
+
+    @property
+    def loss(self) -> float | None:
+        return record.loss if (record := self.chosen()) else None
+
+    @cached_property
+    def clients(self) -> list[ClientsRecord]:
+        """What was recorded of the clients, round by round."""
+        return list(self._client_records())
+
+    @property
+    def per_client(self) -> dict[int, Metrics]:
+        """Each client's test metrics in the round that counts."""
+        record = self.chosen()
+        results = (r.results for r in self._client_records() if record is not None and r.round == record.round)
+        return {client: measured["test"] for client, measured in next(results, {}).items()}
+
+    @cached_property
+    def partition(self) -> Plain:
+        """Every client's name and its samples by class and split, with a checksum of the samples."""
+        if self.path is not None:
+            return RunDirectory(self.path).partition()
+        return cast(Plain, plain(describe(self.data)))
+
+    @property
+    def observations(self) -> Observations:
+        """The method's diagnostics by round (PGFed's A, pFedMB's α, …)."""
+        return Observations(self.path / "observed", 0) if self.path else self.simulation.loop.observations
+
+    def observed(self, round: int) -> dict[str, Tensor]:
+        """The method's diagnostics in one round, if they were recorded."""
+        return self.observations.get(round)
+
+    # --- models and states after the last round, or after the last checkpoint of a run that is not finished ---
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The server and all sites as the run left them."""
+        return self._opened()
+
+    @property
+    def data(self) -> FederatedData:
+        """The data of all clients."""
+        return self.simulation.data
+
+    @property
+    def server_state(self) -> dict[str, Tensor]:
+        """The server's tensors."""
+        return self.simulation.server.state
+
+    def client_state(self, client: int | str) -> dict[str, Tensor]:
+        """A client's private tensors."""
+        return self.simulation.state_of(self.number_of(client))
+
+    def personal_vector(self, client: int | str) -> Tensor:
+        """The model that a client (by number or name) predicts with, as a vector."""
+        with isolated():
+            return self.simulation.personal_model(self.number_of(client))
+
+    def personal(self, client: int | str) -> dict[str, Tensor]:
+        """The model that a client (by number or name) predicts with, as a state dict of the network."""
+        return self.simulation.terms.network.state_dict(self.personal_vector(client))
+
+    def global_vector(self) -> Tensor | None:
+        """The global model as a vector, if the method has one."""
+        return self.simulation.terms.method.global_model(self.simulation.server)
+
+    def number_of(self, client: int | str) -> int:
+        """A client's number, from its name or the number itself (a name comes first)."""
+        names = self.names
+        if isinstance(client, str) and client not in names and not client.isdecimal():
+            raise unknown("client", client, names)
+        number = names.index(str(client)) if client in names else int(client)
+        if number not in range(len(names)):
+            raise FedtailorError(f"There is no client {client}: they are numbered from 0 to {len(names) - 1}.")
+        return number
+
+    def summary(self) -> Plain:
+        """The outcome in a few numbers, under every rule of choosing."""
+        keep = ("round", "accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "balanced_accuracy", "auc")
+        choices = {rule: self.chosen(rule) for rule in ("last", "best-validation", "best-test")}
+        return {
+            "method": self.experiment.method,
+            "data": self.experiment.data,
+            "seed": self.experiment.seed,
+            "rounds": len(self.rounds),
+            "finished": self.finished,
+            "evaluation": self.experiment.evaluation.model_dump(),
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            **{rule: {name: getattr(record, name, None) for name in keep} for rule, record in choices.items()},
+            "bytes_up": sum(record.bytes_up for record in self.rounds),
+            "bytes_down": sum(record.bytes_down for record in self.rounds),
+            "seconds": round(sum(record.seconds for record in self.rounds), 3),
+        }
+
+
+def _cell(value: Any) -> str:
+    """A value in a cell of a notebook's table."""
+    if isinstance(value, list):
+        return str(len(value))
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"

@@ -1,0 +1,180 @@
+"""A site: one client with its own data, and the work that it does on request."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from zlib import crc32
+
+from torch import Tensor
+
+from fedtailor.data import ClientData
+from fedtailor.local.client import Client
+from fedtailor.local.descent import step_count
+from fedtailor.local.metrics import measure, outputs
+from fedtailor.local.network import Loss, Network
+from fedtailor.local.optimizer import OptimizerSettings
+from fedtailor.messages import (
+    Adapt,
+    Declaration,
+    Evaluate,
+    Measured,
+    Message,
+    Personal,
+    Reply,
+    Request,
+    State,
+    Train,
+    check_finite,
+)
+from fedtailor.method import Method, check_upload
+
+
+@dataclass
+class Terms:
+    """What is the same for all sites of an experiment: the method, the network, how they train and evaluate."""
+
+    method: Method
+    network: Network
+    initial: Tensor
+    loss: Loss
+    optimizer: OptimizerSettings
+    keep_momentum: bool
+    fine_tune: int  # epochs before a model is evaluated
+    seed: int
+    participation: float = 1.0  # the share of the clients that take part in a round on average
+    on_train: bool = False  # measure models on the training samples too
+    debug: bool = False  # let exceptions pass
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of the vector that training begins with."""
+        return f"{crc32(self.initial.cpu().numpy().data):08x}"
+
+
+@dataclass
+class Site:
+    """One client's place: its number in the federation, its data, the experiment's terms."""
+
+    number: int
+    data: ClientData
+    terms: Terms
+
+    def declare(self) -> Declaration:
+        """Say what the server learns of this site when it joins, and no more."""
+        return Declaration(self.data.name, len(self.data.train[1]), self.data.n_classes, self.terms.fingerprint)
+
+    def client(self, round: int, state: State) -> Client:
+        """The client as a method sees it."""
+        terms = self.terms
+        return Client(
+            self.number,
+            round,
+            terms.seed,
+            state,
+            self.data.train,
+            self.data.validation,
+            terms.network,
+            terms.initial,
+            self._loss(),
+            terms.optimizer,
+            terms.keep_momentum,
+            terms.participation,
+        )
+
+    def work(self, request: Request, state: State) -> tuple[Reply, State]:
+        """Do what a request asks, and return the reply and the state after it."""
+        client = self.client(request.round, state)
+        match request:
+            case Train():
+                reply = self._train(client, request)
+            case Evaluate():
+                reply = Reply(request.clients, measured=[self.measure(self.personal_model(client, request.message))])
+            case Personal():
+                reply = Reply(request.clients, {"theta": self.personal_model(client, request.message)})
+            case Adapt():
+                reply = self._adapt(client, request.message)
+            case _:
+                raise TypeError(f"a site does not answer {type(request).__name__}")
+        return reply, client.state
+
+    def _train(self, client: Client, request: Train) -> Reply:
+        method, message = self.terms.method, request.message
+        upload = dict(method.train(client, message))
+        check_upload(method, upload)
+        check_finite("its upload", upload)
+        check_finite("its new state", client.state)
+        reply = Reply(request.clients, upload)
+        if request.measure:
+            # What the client itself would predict with now: its own upload stands in for the next broadcast.
+            reply.measured = [self.measure(self.personal_model(client, {**message, **upload}))]
+        return reply
+
+    def personal_model(self, client: Client, message: Message) -> Tensor:
+        """The model that the client predicts with, fine-tuned if the evaluation says so."""
+        return self.fine_tuned(self.terms.method.personal_model(client, message))
+
+    def fine_tuned(self, theta: Tensor) -> Tensor:
+        """Fine-tune a model as the evaluation asks. The stream is the same in all rounds: a model that did not change
+        need not be evaluated again."""
+        epochs = self.terms.fine_tune
+        if not epochs:
+            return theta
+        return self.client(0, {}).descend(theta, epochs=epochs, steps=None, purpose="fine-tuning")
+
+    def _adapt(self, client: Client, message: Message) -> Reply:
+        """Fine-tune a new client's model, and a freshly initialised one as baseline. Reply with the metrics of both
+        before training and after every epoch, and the adapted model."""
+        paths = [self._path(start) for start in (self.terms.method.personal_model(client, message), self.terms.initial)]
+        measured = [self.measure(theta) for path in paths for theta in path]
+        return Reply((self.number,), {"theta": paths[0][-1]}, measured=measured)
+
+    def _path(self, theta: Tensor) -> list[Tensor]:
+        """A model before and after each epoch of fine-tuning."""
+        client, path = self.client(0, {}), [theta]
+        in_epoch = step_count(client.n_samples, replace(self.terms.optimizer, epochs=1, steps=None))
+        steps = count(1)
+
+        def keep(vector: Tensor) -> None:
+            if next(steps) % in_epoch == 0:
+                path.append(vector.clone())
+
+        client.descend(theta, epochs=self.terms.fine_tune, steps=None, purpose="fine-tuning", each_step=keep)
+        return path
+
+    def measure(self, theta: Tensor) -> Measured:
+        """Measure a model on this site's held-out samples."""
+        return self.metrics(theta, outputs(self.terms.network, theta, self.data.held_out))
+
+    def metrics(self, theta: Tensor, scores: Tensor) -> Measured:
+        """The metrics of a model, from its outputs on the validation and test samples."""
+        (_, validation), (_, test), loss = self.data.validation, self.data.test, self.terms.loss
+        scores = self._counted(scores)
+        measured = {
+            "validation": measure(scores[: len(validation)], validation, loss),
+            "test": measure(scores[len(validation) :], test, loss),
+        }
+        if self.terms.on_train:
+            x, y = self.data.train
+            measured["train"] = measure(self._counted(outputs(self.terms.network, theta, x)), y, loss)
+        return measured
+
+    @property
+    def n_outputs(self) -> int | None:
+        """Number of output units used for this client: K_i if labels and head are per client, else None (all). Unused
+        units get no gradient and are never predicted."""
+        return self.data.n_classes if self.terms.method.personal_head else None
+
+    def _loss(self) -> Loss:
+        n, loss = self.n_outputs, self.terms.loss
+        return loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets)
+
+    def _counted(self, scores: Tensor) -> Tensor:
+        return scores[:, : self.n_outputs] if scores.dim() == 2 else scores
+
+
+def measure_together(sites: list[Site], theta: Tensor, held_out: Tensor) -> Iterator[Measured]:
+    """Measure one model for several sites of one place, after one pass over all their held-out samples."""
+    scores = outputs(sites[0].terms.network, theta, held_out)
+    for site, piece in zip(sites, scores.split([len(site.data.held_out) for site in sites]), strict=True):
+        yield site.metrics(theta, piece)

@@ -1,0 +1,39 @@
+"""A small network, samples for it, and a client that has both."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedtailor.local.client import Client
+from fedtailor.local.network import Network
+from fedtailor.local.optimizer import OptimizerSettings
+
+SHAPE = (1, 12, 12)
+X = torch.rand(37, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.randint(4, (37,), generator=torch.Generator().manual_seed(1))
+
+
+def small(batch_norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    norm = [nn.BatchNorm2d(3)] if batch_norm else []
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        *norm,
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(75, 8),
+        nn.ReLU(),
+        nn.Linear(8, 4),
+    ).double()
+
+
+def client(batch_norm: bool = False, keep_momentum: bool = False, **settings: Any) -> Client:
+    """Client 1 in round 3 under seed 5."""
+    network = Network(small(batch_norm))
+    optimizer = OptimizerSettings(**{"lr": 0.1, "batch": 8, "epochs": 2, **settings})
+    data, nothing = (X, Y), (X[:0], Y[:0])
+    initial = network.vector.clone()
+    return Client(1, 3, 5, {}, data, nothing, network, initial, functional.cross_entropy, optimizer, keep_momentum)

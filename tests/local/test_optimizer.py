@@ -1,0 +1,113 @@
+"""One step along a gradient: the clients' SGD and the server's optimisers, against torch.optim and written out."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedtailor.local.optimizer import OptimizerSettings, ServerOptimizer, server_step, sgd_step
+
+STEPS = 7
+
+
+def vectors(seed: int, count: int = STEPS, size: int = 31, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator, dtype=dtype) for _ in range(count)]
+
+
+def by_torch(
+    start: Tensor, gradients: list[Tensor], kind: type[torch.optim.Optimizer], **settings: Any
+) -> list[Tensor]:
+    """The vector after each step of an optimiser of PyTorch's."""
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = kind([parameter], **settings)
+    path = []
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        path.append(parameter.detach().clone())
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("momentum", "weight_decay"), list(product([0.0, 0.9, 0.5], [0.0, 0.01])))
+def test_a_step_is_torch_sgd_bit_for_bit(momentum: float, weight_decay: float, dtype: torch.dtype) -> None:
+    settings = OptimizerSettings(lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    start, *gradients = vectors(0, STEPS + 1, dtype=dtype)
+    sgd = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
+    expected = by_torch(start, gradients, torch.optim.SGD, **sgd)
+    theta, velocity = start.clone(), None
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        velocity = sgd_step(theta, gradient, velocity, settings)
+        assert torch.equal(theta, wanted)
+    assert (velocity is None) == (momentum == 0)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), list(product([0.0, 0.9], [0.0, 0.1])))
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("fixed", [None, [slice(3, 5), slice(30, 31)]])
+def test_a_step_is_the_formula(momentum: float, weight_decay: float, scaled: bool, fixed: list[slice] | None) -> None:
+    """v ← m v + scale (g + λ θ);  θ ← θ − lr v, one number at a time; what is fixed stays to the last bit."""
+    settings = OptimizerSettings(lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    start, scale, *gradients = vectors(1, STEPS + 2)
+    theta, v = start.clone(), None
+    x, speed = start.numpy().copy(), np.zeros(len(start))
+    stays = {i for place in fixed or [] for i in range(place.start, place.stop)}
+    for gradient in gradients:
+        g = gradient.numpy().copy()
+        for i in range(len(x)):
+            force = (scale[i].item() if scaled else 1.0) * (g[i] + weight_decay * x[i])
+            speed[i] = momentum * speed[i] + (0.0 if i in stays else force)
+            x[i] -= 0.05 * speed[i]
+        v = sgd_step(theta, gradient, v, settings, scale if scaled else None, fixed)
+    np.testing.assert_allclose(theta.numpy(), x, rtol=1e-12, atol=1e-14)
+    for place in fixed or []:
+        assert torch.equal(theta[place], start[place])
+    if fixed and v is not None:
+        assert all((v[place] == 0).all() for place in fixed)
+
+
+def test_a_given_velocity_is_updated_in_place() -> None:
+    theta, gradient, velocity = vectors(2, 3)
+    before, kept = velocity.clone(), velocity
+    after = sgd_step(theta, gradient.clone(), velocity, OptimizerSettings(lr=0.1, momentum=0.9))
+    assert after is kept
+    torch.testing.assert_close(kept, 0.9 * before + gradient, rtol=1e-14, atol=0)
+
+
+OPTIMIZERS: dict[ServerOptimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "adam": (torch.optim.Adam, {"betas": (0.9, 0.999), "eps": 1e-8}),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_servers_steps_are_those_of_torch(optimizer: ServerOptimizer) -> None:
+    kind, settings = OPTIMIZERS[optimizer]
+    start, *gradients = vectors(3, STEPS + 1)
+    expected = by_torch(start, gradients, kind, lr=0.05, **settings)
+    state = {"theta": start, "other": start}
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        before, given = {name: tensor.clone() for name, tensor in state.items()}, dict(state)
+        server_step(state, "theta", gradient, 0.05, optimizer)
+        torch.testing.assert_close(state["theta"], wanted, rtol=1e-12, atol=1e-12)
+        for name, tensor in given.items():  # nothing is changed in place: a round that is given up leaves no trace
+            assert torch.equal(tensor, before[name])
+    assert torch.equal(state["other"], start)
+    moments = {"sgd": set(), "momentum": {"mean"}, "adam": {"mean", "square", "step"}}[optimizer]
+    assert state.keys() == {"theta", "other", *(f"theta/{name}" for name in moments)}
+
+
+def test_two_tensors_of_a_server_have_moments_of_their_own() -> None:
+    start, one, other = vectors(4, 3)
+    both, alone = {"a": start, "b": start}, {"a": start}
+    for _ in range(3):
+        server_step(both, "a", one, 0.1, "adam")
+        server_step(both, "b", other, 0.1, "adam")
+        server_step(alone, "a", one, 0.1, "adam")
+    assert torch.equal(both["a"], alone["a"])
+    assert not torch.equal(both["a"], both["b"])

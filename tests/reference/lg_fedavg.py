@@ -1,0 +1,33 @@
+"""LG-FedAvg by hand (Liang et al. 2020)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tests.reference.sgd import descend, mean
+
+
+def lg_fedavg(
+    slope: Callable[[int, Tensor], Tensor],
+    rounds: list[list[int]],
+    samples: list[float],
+    initial: Tensor,
+    *,
+    body: int,
+    steps: int,
+    lr: float,
+    momentum: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """Run the rounds with these participants. Return the shared head, and every client's body: the first `body`
+    entries of its vector."""
+    head, bodies = initial[body:], [initial[:body] for _ in samples]
+    for participants in rounds:
+        heads = []
+        for i in participants:
+            theta = torch.cat([bodies[i], head])
+            theta, _ = descend(lambda at, _, i=i: slope(i, at), theta, [None] * steps, lr=lr, momentum=momentum)
+            bodies[i] = theta[:body]
+            heads.append(theta[body:])
+        head = mean(heads, [samples[i] for i in participants])
+    return head, bodies

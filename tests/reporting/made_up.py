@@ -1,0 +1,67 @@
+"""Run directories with numbers that a test chooses: what the run of a federation would have written."""
+
+import json
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import fedtailor as ft
+from fedtailor.experiment import make_experiment, write_toml
+from fedtailor.methods import find_method
+
+SAMPLES = 20  # each client's training samples
+
+
+def made_up(
+    path: Path,
+    method: str,
+    accuracies: list[list[float | None]],
+    seed: int = 0,
+    *,
+    rounds: int | None = None,
+    fingerprint: str = "",
+    **settings: Any,
+) -> ft.RunResult:
+    """A run whose clients had these accuracies, round by round; 100 bytes up, 50 down and half a second a round."""
+    parameters = settings.pop("parameters", {})
+    if ":" not in method:
+        parameters = find_method(method, parameters).model_dump(exclude_none=True)
+    asked = {"method": method, "seed": seed, "rounds": rounds or len(accuracies), "parameters": parameters, **settings}
+    experiment = make_experiment(asked)
+    path.mkdir(parents=True)
+    (path / "experiment.toml").write_text(write_toml(experiment.model_dump()))
+    clients = len(accuracies[0])
+    partition = {
+        "data": experiment.data,
+        "classes": ["a", "b"],
+        "clients": [str(client) for client in range(clients)],
+        "new": [],
+        **{split: [[SAMPLES // 2, SAMPLES // 2]] * clients for split in ("train", "validation", "test")},
+        "fingerprint": fingerprint or f"of seed {seed}",
+        "network": method,
+    }
+    (path / "partition.json").write_text(json.dumps(partition))
+    for number, measured in enumerate(accuracies, 1):
+        known = sorted(accuracy for accuracy in measured if accuracy is not None)
+        record = {
+            "round": number,
+            "accuracy": fmean(known) if known else None,
+            "accuracy_std": pstdev(known) if known else None,
+            "accuracy_worst_decile": fmean(known[: max(1, len(known) // 10)]) if known else None,
+            "validation_accuracy": None,
+            "validation_loss": None,
+            "loss": 1 / number,
+            "balanced_accuracy": None,
+            "auc": None,
+            "evaluated": clients,
+            "participants": list(range(clients)),
+            "failed": [],
+            "bytes_up": 100,
+            "bytes_down": 50,
+            "seconds": 0.5,
+        }
+        results = {str(c): {"test": {"accuracy": accuracy, "loss": 1.0}} for c, accuracy in enumerate(measured)}
+        for name, line in (("rounds", record), ("clients", {"round": number, "results": results})):
+            with (path / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    return ft.load(path)

@@ -1,0 +1,243 @@
+"""The server's checkpoint: what a manifest names is on the disk before it, and nothing else is left there."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor.messages import State
+from fedtailor.server.checkpoint import MANIFEST, Checkpoint, Saved
+from fedtailor.store import Store
+from tests.helpers import assert_same, files
+from tests.killing import killed_while_writing
+
+BOTH = pytest.mark.parametrize("on_disk", [False, True])
+
+
+class Place:
+    """A server's checkpoint, and the store of the sites that goes with it, in one directory as a run has them."""
+
+    def __init__(self, path: Path, on_disk: bool = False) -> None:
+        self.sites = Store(path / "sites", "client", on_disk)
+        self.kept = Store(path / "server", "server", on_disk)
+        self.checkpoint = Checkpoint(path, self.kept)
+
+    def write(self, round: int, state: State) -> None:
+        self.checkpoint.write(round, state, self.sites.current, self.sites.save, self.sites.prune)
+
+    def read(self) -> Saved:
+        saved = self.checkpoint.read()
+        self.sites.restore(saved.versions)
+        return saved
+
+
+def ones(value: float = 1.0) -> State:
+    return {"w": torch.full((2,), value)}
+
+
+def client(number: int, round: int) -> str:
+    return f"sites/client-{number}-round-{round}.safetensors"
+
+
+def kept(number: int, round: int) -> str:
+    return f"server/server-{number}-round-{round}.safetensors"
+
+
+def server(round: int) -> str:
+    return f"server-round-{round}.safetensors"
+
+
+@BOTH
+def test_a_checkpoint_leaves_nothing_but_what_it_names(on_disk: bool, tmp_path: Path) -> None:
+    place = Place(tmp_path, on_disk)
+    place.write(0, {"theta": torch.zeros(2)})
+    for round in (1, 2, 3):
+        place.sites.put(0, ones(round), round)
+        place.kept.put(5, ones(10 * round), round)
+        if round == 1:
+            place.sites.put(1, ones(), round)
+        if round != 2:
+            place.write(round, {"theta": torch.ones(2)})
+    assert set(files(tmp_path)) == {MANIFEST, server(3), client(0, 3), client(1, 1), kept(5, 3)}
+    named = json.loads((tmp_path / MANIFEST).read_text())
+    assert named == {"round": 3, "clients": {"0": 3, "1": 1}, "server": {"5": 3}}
+    again = Place(tmp_path, on_disk)
+    saved = again.read()
+    assert (saved.round, saved.versions) == (3, {0: 3, 1: 1})
+    assert_same(saved.state, {"theta": torch.ones(2)})
+    assert_same(again.sites.get(0), ones(3))
+    assert_same(again.sites.get(1), ones())
+    assert_same(again.kept.get(5), ones(30))
+
+
+@BOTH
+def test_what_a_manifest_names_is_on_the_disk_before_it(
+    on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        durable.append(str(path.relative_to(tmp_path)).removesuffix(".tmp"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    place = Place(tmp_path, on_disk)
+    for number in range(40):
+        place.sites.put(number, ones(), 1)
+        place.kept.put(number, ones(), 1)
+    assert durable == []  # a round does not wait for the disk
+    place.write(1, {"theta": torch.ones(2)})
+    assert durable[-1] == MANIFEST
+    assert set(durable) == set(files(tmp_path))
+    durable.clear()
+    place.sites.put(3, ones(0), 2)
+    place.write(2, {"theta": torch.ones(2)})
+    assert durable == [client(3, 2), server(2), MANIFEST]  # only what changed
+
+
+def test_older_states_go_only_when_the_manifest_no_longer_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, on_disk=True)
+    place.sites.put(0, ones(1), 1)
+    place.kept.put(0, ones(1), 1)
+    place.write(1, {})
+    place.sites.put(0, ones(2), 2)
+    place.kept.put(0, ones(2), 2)
+    unlink = Path.unlink
+
+    def watching(path: Path, missing_ok: bool = False) -> None:
+        assert json.loads((tmp_path / MANIFEST).read_text())["round"] == 2
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", watching)
+    place.write(2, {})
+    assert set(files(tmp_path)) == {MANIFEST, server(2), client(0, 2), kept(0, 2)}
+
+
+def test_a_state_that_the_last_checkpoint_names_stays_until_the_next(tmp_path: Path) -> None:
+    place = Place(tmp_path, on_disk=True)
+    place.sites.put(0, ones(), 1)
+    place.kept.put(0, ones(), 1)
+    place.write(1, {})
+    for round in (2, 3):
+        place.sites.put(0, ones(0), round)
+        place.kept.put(0, ones(0), round)
+    left = Place(tmp_path, on_disk=True)  # after a crash
+    assert left.read().round == 1
+    assert_same(left.sites.get(0), ones())
+    assert_same(left.kept.get(0), ones())
+    assert set(files(tmp_path)) == {MANIFEST, server(1), client(0, 1), kept(0, 1)}
+
+
+@pytest.mark.parametrize("at", ["manifest.json", "server-round-2", "client-0-round-2", "server-0-round-2"])
+@BOTH
+def test_a_kill_at_any_file_leaves_the_last_checkpoint(at: str, on_disk: bool, tmp_path: Path) -> None:
+    place = Place(tmp_path, on_disk)
+    place.sites.put(0, ones(1), 1)
+    place.kept.put(0, ones(1), 1)
+    place.write(1, {"theta": torch.ones(2)})
+    before = files(tmp_path)
+
+    def work() -> None:
+        place.sites.put(0, ones(2), 2)
+        place.kept.put(0, ones(2), 2)
+        place.write(2, {"theta": torch.zeros(2)})
+
+    killed_while_writing(at, work)
+    again = Place(tmp_path, on_disk)
+    saved = again.read()
+    assert (saved.round, saved.versions) == (1, {0: 1})
+    assert_same(saved.state, {"theta": torch.ones(2)})
+    assert_same(again.sites.get(0), ones(1))
+    assert_same(again.kept.get(0), ones(1))
+    assert files(tmp_path) == before
+
+
+def test_a_state_that_becomes_empty_comes_back_empty(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.sites.put(0, ones(), 1)
+    place.kept.put(0, ones(), 1)
+    place.write(1, ones())
+    place.sites.put(0, {}, 2)
+    place.kept.put(0, {}, 2)
+    place.write(2, {})
+    again = Place(tmp_path)
+    saved = again.read()
+    assert saved == Saved(2, {}, {0: 2})
+    assert again.sites.get(0) == {}
+    assert again.kept.get(0) == {}
+
+
+def test_what_a_run_left_that_never_began_is_removed(tmp_path: Path) -> None:
+    for name in (server(0) + ".tmp", MANIFEST + ".tmp", client(0, 1), kept(0, 1) + ".tmp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert Place(tmp_path).read() == Saved()
+    assert set(files(tmp_path)) == {"notes.txt"}
+
+
+def test_who_looks_removes_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.kept.put(0, ones(), 1)
+    place.write(1, ones())
+    (tmp_path / (server(2) + ".tmp")).write_bytes(b"half")
+    before = files(tmp_path)
+    looking = Place(tmp_path)
+    assert looking.checkpoint.read(sweep=False).round == 1
+    assert_same(looking.kept.get(0), ones())
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"round": "one"}',
+        '{"round": 1, "clients": [], "server": {}}',
+        '{"round": 1, "clients": {}}',
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_named(manifest: str, tmp_path: Path) -> None:
+    Place(tmp_path).write(1, {})
+    (tmp_path / MANIFEST).write_text(manifest)
+    with pytest.raises(ft.FedtailorError, match=r"The checkpoint in .* is damaged: its manifest cannot be read\.$"):
+        Place(tmp_path).read()
+
+
+def test_a_server_file_of_another_round_is_refused(tmp_path: Path) -> None:
+    Place(tmp_path).write(1, ones())
+    content = (tmp_path / server(1)).read_bytes()
+    Place(tmp_path).write(2, ones())
+    (tmp_path / server(2)).write_bytes(content)
+    with pytest.raises(ft.FedtailorError, match=r"server-round-2\.safetensors is not what it should be: its round is"):
+        Place(tmp_path).read()
+    (tmp_path / server(2)).unlink()
+    with pytest.raises(ft.FedtailorError, match=r"server-round-2\.safetensors cannot be read: No such file"):
+        Place(tmp_path).read()
+
+
+def test_without_a_directory_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+    checkpoint = Checkpoint(None, Store(None, "server"))
+    checkpoint.write(1, ones(), {}, lambda: asked.append("save"), lambda: asked.append("prune"))
+    assert asked == []
+    assert files(tmp_path) == {}
+
+
+def test_a_recorded_run_keeps_no_client_records_in_memory(tmp_path: Path) -> None:
+    settings = {"data": "digits", "clients": 4, "model": "mlp:8", "rounds": 3, "engine": "in-process"}
+    written, held = ft.run("fedavg", out=tmp_path / "run", **settings), ft.run("fedavg", **settings)
+    assert written.simulation.loop.clients == []
+    assert written.clients == held.clients
+    assert written.per_client == held.per_client

@@ -1,0 +1,145 @@
+"""The public interface: its names, its typed settings, and the functions for studies of many runs."""
+
+import json
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor.experiment import Evaluation, EvaluationSettings, Experiment, Settings
+from fedtailor.methods import Ditto
+from tests.helpers import assert_same, digits, final, numbers
+
+SMALL: dict[str, typing.Any] = {"clients": 5, "rounds": 2, "max_train": 40, "model": "mlp:8", "engine": "in-process"}
+
+
+def test_dir_shows_exactly_the_public_names() -> None:
+    assert dir(ft) == sorted(ft.__all__)
+    for name in ft.__all__:
+        assert getattr(ft, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Replies'"):
+        ft.Replies  # noqa: B018
+
+
+def test_public_functions_survive_the_import_of_every_module() -> None:
+    """A subpackage of the same name would hide a function as soon as it is imported."""
+    code = (
+        "import pkgutil, importlib, fedtailor as ft\n"
+        "for module in pkgutil.walk_packages(ft.__path__, 'fedtailor.'):\n"
+        "    if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
+        "print([name for name in ft.__all__ if type(getattr(ft, name)).__name__ == 'module'])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_settings_are_typed_like_the_experiment() -> None:
+    """Completion and type checkers know every setting, with its type."""
+    hints, fields = typing.get_type_hints(Settings), Experiment.model_fields
+    assert list(hints) == [name for name in fields if name not in ("method", "data", "model", "loss")]
+    looser = {"participation", "evaluation"}  # which take more than what is kept
+    assert {n for n in hints if hints[n] != fields[n].annotation} == looser
+    evaluation = typing.get_type_hints(EvaluationSettings)
+    assert evaluation == {name: field.annotation for name, field in Evaluation.model_fields.items()}
+
+
+def test_run_takes_names_objects_or_an_experiment() -> None:
+    by_name = ft.run("ditto", lam=0.2, **SMALL)
+    by_object = ft.run(Ditto(lam=0.2), **SMALL)
+    by_experiment = ft.run(by_name.experiment)
+    for other in (by_object, by_experiment):
+        assert numbers(other.rounds) == numbers(by_name.rounds)
+        assert_same(final(other), final(by_name))
+    with pytest.raises(ft.FedtailorError, match="An Experiment is complete"):
+        ft.run(by_name.experiment, rounds=3)
+    with pytest.raises(ft.FedtailorError, match="An Experiment is complete"):
+        ft.run(by_name.experiment, data="synthetic")
+
+
+def test_a_result_shows_itself(tmp_path: Path) -> None:
+    result = ft.run("fedavg", out=tmp_path / "run", **SMALL)
+    assert result.accuracy is not None
+    assert repr(result) == (
+        f"<RunResult fedavg on digits, 5 clients, 2 of 2 rounds: accuracy {100 * result.accuracy:.2f} % "
+        f"(personal models, last round), in {tmp_path / 'run'}>"
+    )
+    page = result._repr_html_()
+    assert page.count("<tr>") == 3  # the header, and a row a round
+    assert result.experiment.evaluation.in_words() in page
+
+
+def test_records_as_tables_of_pandas() -> None:
+    result = ft.run("fedavg", **SMALL)
+    rounds = result.to_pandas()
+    assert list(rounds.index) == [1, 2]
+    assert rounds.loc[2, "accuracy"] == result.accuracy
+    clients = result.to_pandas("clients")
+    assert len(clients) == 2 * 5 * 2  # rounds, clients, validation and test
+    last = clients[(clients["round"] == 2) & (clients["split"] == "test")]
+    assert last["accuracy"].tolist() == [result.per_client[client].accuracy for client in range(5)]
+    assert last["n_samples"].tolist() == [len(result.data.client(client).test[1]) for client in range(5)]
+    with pytest.raises(ft.FedtailorError, match="There is no table 'round'"):
+        result.to_pandas("round")  # type: ignore[arg-type]
+
+
+def test_compare_in_memory_and_in_a_directory_agree(tmp_path: Path) -> None:
+    asked: dict[str, typing.Any] = {"seeds": [0, 1], "target": 0.3, "grid": {"lam": [0.1, 1.0]}, **SMALL}
+    seen: list[str] = []
+    table = ft.compare(["local", "ditto"], on_run=lambda title, result: seen.append(title), **asked)
+    assert len(seen) == 6
+    assert [line.title for line in table.lines] == ["local", "ditto, lam=0.1", "ditto, lam=1"]
+    assert table.best is not None
+    written = ft.compare(["local", "ditto"], out=tmp_path / "there", **asked)
+    assert [line.accuracy for line in written.lines] == [line.accuracy for line in table.lines]
+    again = ft.compare(["local", "ditto"], out=tmp_path / "there", on_run=lambda *_: pytest.fail("run again"), **asked)
+    assert [line.accuracy for line in again.lines] == [line.accuracy for line in table.lines]
+    result = json.loads((tmp_path / "there/result.json").read_text())
+    assert [line["accuracy"] for line in result["lines"]] == [line.accuracy for line in table.lines]
+    assert (tmp_path / "there/table.tex").read_text() == written.latex()
+    assert str(written) == (tmp_path / "there/table.txt").read_text()
+    assert written._repr_html_().count("<tr>") == 4
+    assert table.to_pandas().loc["local", "accuracy"] == table.lines[0].accuracy
+
+
+def test_compare_takes_objects() -> None:
+    data = digits([40, 40, 40])
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    table = ft.compare(["local", "fedavg"], data=data, model=network, seeds=[0], rounds=2, engine="in-process")
+    single = ft.run("fedavg", data=data, model=network, seed=0, rounds=2, engine="in-process")
+    assert table.lines[1].accuracy == single.accuracy
+    with pytest.raises(ft.FedtailorError, match="needs names for data, model and loss"):
+        ft.compare(["local"], data=data, out="never", seeds=[0])
+    assert not Path("never").exists()
+
+
+def test_compare_has_the_parameters_of_each_method() -> None:
+    asked: dict[str, typing.Any] = {"seeds": [0], **SMALL}
+    table = ft.compare(["ditto"], method_parameters={"ditto": {"lam": 0.2}}, **asked)
+    assert table.lines[0].accuracy == ft.run("ditto", lam=0.2, seed=0, **SMALL).accuracy
+    with pytest.raises(ft.FedtailorError, match="give method_parameters="):
+        ft.compare(["ditto"], parameters={"lam": 0.2}, **asked)
+
+
+def test_report_of_results_and_of_directories(tmp_path: Path) -> None:
+    kept = ft.run("local", out=tmp_path / "runs/local", **SMALL)
+    in_memory = ft.run("pgfed", **SMALL)
+    page = ft.report([tmp_path / "runs", in_memory], to=tmp_path / "page.html").read_text()
+    assert "local" in page
+    assert "pgfed" in page
+    assert ft.report(kept, to=tmp_path / "one.html").is_file()
+
+
+def test_advise_and_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = ft.advise(data="digits", clients=4, budget=1, methods=["fedavg", "local"], engine="in-process")
+    assert advice.chosen in ("fedavg", "local")
+    with pytest.raises(ft.FedtailorError, match="There is no preset"):
+        ft.reproduce("pgfed/table99", out=tmp_path)
+
+
+def test_data_by_the_public_names() -> None:
+    clients = ft.federate(ft.load_data("digits"), partition="iid", clients=3)
+    assert clients.n_clients == 3
+    assert len(clients.client(0).train[1]) == int(clients.n_samples[0])
