@@ -162,7 +162,7 @@ class RunResult:
 
     def global_vector(self) -> Tensor | None:
         """The global model as a vector, if the method has one."""
-        return self.simulation.terms.method.global_model(self.simulation.server)
+        return self.simulation.loop.method.global_model(self.simulation.server)
 
     def number_of(self, client: int | str) -> int:
         """A client's number, from its name or the number itself (a name comes first)."""

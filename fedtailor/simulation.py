@@ -180,9 +180,7 @@ class Simulation:
             method,
             prepared.server(self.transport.declare(), store),
             list(data.names),
-            Evaluator(
-                experiment.evaluation, terms.method, [c for c in range(data.n_clients) if (c in data.new) == new]
-            ),
+            Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device),
             directory,
@@ -221,7 +219,7 @@ class Simulation:
 
     def personal_model(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""
-        return self.sites.personal_model(client, self.finished, self.terms.method.broadcast(self.server))
+        return self.sites.personal_model(client, self.finished, self.loop.method.broadcast(self.server))
 
     def state_of(self, client: int) -> State:
         """A client's private state: for whoever runs the simulation, and for nobody in it."""

@@ -5,6 +5,40 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+# What `make quick` leaves out: commands from end to end, browsers, killed processes, and the proofs of the methods that
+# the four papers compare with.
+SLOW = (
+    "tests/cli/",
+    "tests/data/test_real.py",
+    "tests/deploy/",
+    "tests/local/test_device.py",
+    "tests/methods/",
+    "tests/reporting/",
+    "tests/studies/",
+    "tests/test_api.py",
+    "tests/test_benchmarks.py",
+    "tests/test_examples.py",
+    "tests/test_testing.py",
+    "tests/test_wall.py",
+    "tests/transport/test_processes.py",
+)
+KEPT = (  # of these, all the same
+    "tests/methods/test_fedacs.py",
+    "tests/methods/test_first_methods.py",
+    "tests/methods/test_pfedmb.py",
+    "tests/methods/test_pflego.py",
+    "tests/methods/test_pgfed.py",
+    "test_common_suite[fedavg-",
+    "test_common_suite[pgfed-",
+    "test_a_spy_at_the_server_gets_nothing[memory",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW) and not any(words in item.nodeid for words in KEPT):
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

@@ -128,7 +128,7 @@ def _ask(
 ) -> dict[int, Reply]:
     """Have the new clients adapt their models; `where` says on which engine."""
     terms, simulation = replace(source.terms, fine_tune=epochs, on_train=False), source.simulation
-    message = terms.method.broadcast(simulation.server)
+    message = simulation.loop.method.broadcast(simulation.server)
     sites = Sites.at(federated, terms, None)
     replies: dict[int, Reply] = {}
     kind = "in-process" if terms.debug else where.engine

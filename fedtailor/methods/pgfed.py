@@ -46,9 +46,9 @@ class PGFed(Method):
             return super().send_all(server)  # line 8
         g_tilde = self.g_tilde(server, server.participants)
         g_bar = self.mu * state["gradients"].mean(0)  # line 11
-        shared = {"theta": state["theta"], "g_bar": g_bar, "g1": state["g1"]}
-        rows = zip(server.participants, g_tilde, strict=True)
-        return {i: {**shared, "g_tilde": row, "alpha": state["A"][i, last]} for i, row in rows}
+        common = {"theta": state["theta"], "g_bar": g_bar, "g1": state["g1"]}
+        pairs = zip(server.participants, g_tilde, strict=True)
+        return {i: {**common, "g_tilde": row, "alpha": state["A"][i, last]} for i, row in pairs}
 
     def g_tilde(self, server: Server, clients: list[int]) -> Tensor:
         """Compute line 10 for all these clients: μ Σ_j α_ij ∇f_j(θ_j) over j in S_{t−1}, as the rows of a matrix."""
@@ -86,8 +86,8 @@ class PGFed(Method):
         A, last = server.state["A"].clone(), server.state["last"]
         for i, alpha in total.each("alpha").items():
             A[i, last] = alpha  # line 16
-        of_round = self.gradients(server, total)
-        server.state |= {**of_round, "A": A, "last": total.index, "theta": total["theta"]}  # line 17
+        of_round = {**self.gradients(server, total), "A": A, "last": total.index}
+        server.state |= {**of_round, "theta": total["theta"]}  # line 17
 
     def gradients(self, server: Server, total: Total) -> State:
         """Collect ∇f_i and g⁽¹⁾_i of the round's clients for the next round (line 16)."""

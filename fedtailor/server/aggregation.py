@@ -6,6 +6,7 @@ order of the clients' numbers, whatever the order of their arrival, so that the 
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,15 +58,24 @@ class Aggregator:
         for name, how in self._means.items():
             x = upload[name] if upload[name].is_floating_point() else upload[name].double()
             weight = self._weight(client, how, upload).to(x)
-            shape = torch.broadcast_shapes(weight.shape[:-1], x.shape[:-1]) + x.shape[-1:]
-            if name not in self._sums:
-                self._sums[name] = _Sum(x.new_zeros(shape), torch.zeros_like(weight))
-            running = self._sums[name]
-            if running.value.shape != shape:
-                shapes = f"{tuple(shape)} at client {client} and {tuple(running.value.shape)} at others"
-                raise ValueError(f"the upload {name!r} cannot be averaged: its shape is {shapes}")
-            running.weight += weight
+            try:
+                shape = self._shape(weight, x)
+                if name not in self._sums:
+                    self._sums[name] = _Sum(x.new_zeros(shape), torch.zeros_like(weight))
+                running = self._sums[name]
+                if (known := tuple(running.value.shape)) != shape:
+                    raise ValueError(f"its shape is {shape} at client {client} and {known} at others")
+                running.weight += weight
+            except (ValueError, RuntimeError) as error:  # the latter from weights of different shapes
+                raise ValueError(f"the upload {name!r} cannot be averaged: {error}") from error
             self._add_weighted(running.value, weight / self._scale(how).to(x), x)
+
+    def _shape(self, weight: Tensor, x: Tensor) -> tuple[int, ...]:
+        """The shape of w · x. (PyTorch's own function for it imports 30 MB of symbolic mathematics.)"""
+        if weight.dim() and weight.shape[-1] not in (1, len(self.layout.layers)):
+            layers = len(self.layout.layers)
+            raise ValueError(f"its weights end in {weight.shape[-1]} numbers, neither 1 nor {layers}, a number a layer")
+        return (*np.broadcast_shapes(weight.shape[:-1], x.shape[:-1]), *x.shape[-1:])
 
     def _weight(self, client: int, how: Mean, upload: Message) -> Tensor:
         """A client's weight w_i."""

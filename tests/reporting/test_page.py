@@ -265,7 +265,9 @@ def test_a_record_of_another_shape_makes_a_broken_run(file: str, changes: dict[s
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}) + "\n")
     runs = read_runs([tmp_path])
     assert [result.experiment.method for result in runs.results] == ["local"]
-    assert runs.broken[tmp_path / "ditto"].startswith(f"{tmp_path / 'ditto'} is damaged: its records cannot be read (")
+    fault = "it names no clients" if "clients" in changes else "its records cannot be read ("
+    where = path if "clients" in changes else path.parent
+    assert runs.broken[tmp_path / "ditto"].startswith(f"{where} is damaged: {fault}")
 
 
 def test_what_cannot_be_reported_is_refused(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

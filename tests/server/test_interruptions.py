@@ -242,6 +242,25 @@ def test_a_round_in_which_somebody_replied_is_no_failed_round() -> None:
     torch.testing.assert_close(first.server_state["theta"], alone)
 
 
+class Differing(ft.Method):
+    """Every client fails, each in its own way."""
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        raise OSError("no network") if client.id % 2 else KeyError("theta")
+
+
+def test_different_faults_are_told_apart_and_the_last_one_has_its_own_cause() -> None:
+    with pytest.warns(ft.ClientFailure) as warned, pytest.raises(ft.FedtailorError) as caught:
+        ft.run(Differing(), **{**SMALL, "participation": "all"})
+    first = [str(warning.message).split(" (")[0] for warning in warned[:2]]
+    assert first == [
+        "Differing, round 1: clients 0, 2 left out: KeyError: 'theta'",
+        "Differing, round 1: clients 1, 3 left out: OSError: no network",
+    ]
+    assert "3 rounds in a row: OSError: no network" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 def test_a_short_run_in_which_nobody_replied_ends_with_an_error() -> None:
     with (
         pytest.warns(ft.ClientFailure),

@@ -13,6 +13,7 @@ from fedtailor.local.metrics import measure, outputs
 from fedtailor.methods.ditto import Ditto
 from fedtailor.server.records import RoundRecord
 from tests.helpers import assert_same, final, numbers
+from tests.reference.batches import stream
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -55,6 +56,29 @@ class Drawing(ft.Method):
 
     def receive(self, server: ft.Server, total: ft.Total) -> None:
         server.state["theta"] = total["theta"] + 0.01 * torch.randn(len(server.initial))
+
+
+class Dicing(ft.Method):
+    """FedAvg that keeps what it draws from the server's stream of each round."""
+
+    def start(self, server: ft.Server) -> None:
+        server.state |= {"theta": server.initial, "drawn": torch.zeros(3, 4)}
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        return {"theta": client.descend(message["theta"])}
+
+    def receive(self, server: ft.Server, total: ft.Total) -> None:
+        super().receive(server, total)
+        drawn = server.state["drawn"].clone()
+        drawn[server.round - 1] = torch.rand(4, generator=server.random)
+        server.state["drawn"] = drawn
+
+
+def test_the_server_has_a_random_stream_for_each_round() -> None:
+    for seed in (0, 5):
+        drawn = ft.run(Dicing(), **SMALL, seed=seed).server_state["drawn"]
+        expected = [torch.rand(4, generator=stream(seed, "server", round)) for round in (1, 2, 3)]
+        assert torch.equal(drawn, torch.stack(expected))
 
 
 class Counting(nn.Module):

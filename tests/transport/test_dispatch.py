@@ -56,7 +56,7 @@ def test_every_request_is_answered_once(workers: int, count: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_longest_goes_first_but_not_too_far_ahead(workers: int, seed: int) -> None:
-    """As the queue says, with a window for each worker: what was finished before its turn never fills more than that."""
+    """As the queue says, with a window for each worker: no more than that is finished before its turn."""
     count, window = 60, WINDOW * workers
     sizes = np.random.default_rng(seed).integers(1, 9, count).tolist()
     place = Pretended(sizes)

@@ -27,8 +27,8 @@ def test_equal_requests_go_in_their_order() -> None:
 
 
 def test_half_of_the_window_is_for_the_longest_the_other_half_for_the_next() -> None:
-    """With a window of 8 and nothing finished: the four longest of all, then the first four, the longest of these first;
-    and then nobody until the first one is done."""
+    """A window of 8 and nothing finished: the four longest of all, then the first four, the longest of these first; and
+    then nobody until the first one is done."""
     sizes = [1, 2, 3, 2, *[5] * 10, 9, 8, 7]
     queue = Queue(sizes, 8)
     assert drain(queue) == [14, 15, 16, 4, 2, 1, 3, 0]
@@ -39,7 +39,7 @@ def test_half_of_the_window_is_for_the_longest_the_other_half_for_the_next() -> 
     assert drain(queue) == [5]
     for number in (1, 3, 4):
         queue.finish(number)
-    assert drain(queue) == [6, 7, 8]
+    assert drain(queue) == [6, 7, 8, 9]  # 5 to 8 are the next ones, 9, 14, 15 and 16 ahead of them
 
 
 def test_a_window_of_one_is_the_order_of_the_requests() -> None:
