@@ -14,6 +14,8 @@ SLOW = (
     "tests/local/test_device.py",
     "tests/methods/",
     "tests/reporting/",
+    "tests/server/test_interruptions.py",
+    "tests/server/test_runs.py",
     "tests/studies/",
     "tests/test_api.py",
     "tests/test_benchmarks.py",
@@ -24,7 +26,6 @@ SLOW = (
 )
 KEPT = (  # of these, all the same
     "tests/methods/test_fedacs.py",
-    "tests/methods/test_first_methods.py",
     "tests/methods/test_pfedmb.py",
     "tests/methods/test_pflego.py",
     "tests/methods/test_pgfed.py",

@@ -44,11 +44,10 @@ class PGFed(Method):
         state, last = server.state, server.state["last"]
         if not len(last):
             return super().send_all(server)  # line 8
-        g_tilde = self.g_tilde(server, server.participants)
         g_bar = self.mu * state["gradients"].mean(0)  # line 11
         common = {"theta": state["theta"], "g_bar": g_bar, "g1": state["g1"]}
-        pairs = zip(server.participants, g_tilde, strict=True)
-        return {i: {**common, "g_tilde": row, "alpha": state["A"][i, last]} for i, row in pairs}
+        g_tilde = zip(server.participants, self.g_tilde(server, server.participants), strict=True)  # line 10
+        return {i: {**common, "g_tilde": row, "alpha": state["A"][i, last]} for i, row in g_tilde}
 
     def g_tilde(self, server: Server, clients: list[int]) -> Tensor:
         """Compute line 10 for all these clients: μ Σ_j α_ij ∇f_j(θ_j) over j in S_{t−1}, as the rows of a matrix."""
@@ -86,8 +85,8 @@ class PGFed(Method):
         A, last = server.state["A"].clone(), server.state["last"]
         for i, alpha in total.each("alpha").items():
             A[i, last] = alpha  # line 16
-        of_round = {**self.gradients(server, total), "A": A, "last": total.index}
-        server.state |= {**of_round, "theta": total["theta"]}  # line 17
+        # Line 17: θ_glob; and what the next round needs.
+        server.state |= {**self.gradients(server, total), "A": A, "last": total.index, "theta": total["theta"]}
 
     def gradients(self, server: Server, total: Total) -> State:
         """Collect ∇f_i and g⁽¹⁾_i of the round's clients for the next round (line 16)."""
