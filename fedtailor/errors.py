@@ -28,7 +28,7 @@ def brief(error: BaseException) -> str:
 
 
 def wanted(problem: Any) -> str:
-    """What a value must be, in plain words, from one of pydantic's problems."""
+    """Say in plain words what a value must be, from one of pydantic's problems."""
     kind, context = problem["type"], problem.get("ctx", {})
     words = {
         "int_parsing": "a whole number",
@@ -67,7 +67,7 @@ def explained(error: BaseException) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a source file is fedtailor's own (not a method's), PyTorch's or Python's."""
+    """Find out whether a source file is fedtailor's own (not a method's), PyTorch's or Python's."""
     path = Path(file)
     ours = path.is_relative_to(Path(__file__).parent) and "methods" not in path.parts
     return ours or "site-packages" in path.parts or path.is_relative_to(Path(os.__file__).parent)

@@ -35,7 +35,7 @@ class _Strict(BaseModel):
 
 
 class Evaluation(_Strict):
-    """What is evaluated, when, on whom, averaged how and chosen how. It is part of every result."""
+    """The evaluation protocol: models, clients, averages and the round that counts. It is part of every result."""
 
     model: Literal["personal", "global", "local"] = Field(
         "personal",

@@ -28,7 +28,7 @@ def import_object(spec: str, kind: str) -> Any:
 
 
 def object_name(thing: Any) -> str:
-    """How an object of the user's is written into an experiment file: `module:name`, or `object:Class` where only
+    """Name an object of the user's for an experiment file: `module:name`, or `object:Class` where only
     Python can pass it again."""
     name = getattr(thing, "__qualname__", None)
     module = getattr(thing, "__module__", None)

@@ -1,4 +1,4 @@
-"""What crosses between the server and a site: named tensors, requests and replies.
+"""Everything that crosses between the server and a site: named tensors, requests and replies.
 
 Nothing else does. A request names the round, the client and the version of the state that the server believes the
 client to have; a reply brings the upload and the version that came of it. A client's state is in neither.

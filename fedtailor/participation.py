@@ -1,4 +1,4 @@
-"""Who takes part in which round: drawn from the experiment's seed alone, so that all methods see the same clients."""
+"""Participation in the rounds: drawn from the experiment's seed alone, so that all methods see the same clients."""
 
 import re
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ class Participation:
         }[self.kind]
 
     def count(self, clients: int) -> int | None:
-        """How many of so many clients take part in a round: a fraction is rounded down to at least one; None where
-        it is left to chance."""
+        """Count the participants of a round among so many clients; None where it is left to chance. A fraction is
+        rounded down to at least one."""
         if self.kind == "independent":
             return None
         if self.kind in ("count", "range") and max(self.amount, self.most) > clients:
@@ -61,7 +61,7 @@ class Participation:
         return max(1, int(self.amount * clients + 1e-9))
 
     def mean(self, clients: int) -> float:
-        """How many of so many clients take part in a round on average."""
+        """Count the participants of a round among so many clients, on average."""
         count = self.count(clients)
         if self.kind == "range":
             return (self.amount + self.most) / 2

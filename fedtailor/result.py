@@ -104,7 +104,7 @@ class RunResult:
 
     @cached_property
     def clients(self) -> list[ClientsRecord]:
-        """What was recorded of the clients, round by round."""
+        """The clients' records, round by round."""
         return list(self._client_records())
 
     @property

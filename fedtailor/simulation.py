@@ -43,7 +43,7 @@ LOSSES: dict[str, Loss] = {"cross-entropy": functional.cross_entropy, "mse": fun
 
 @dataclass
 class Objects:
-    """What Python may pass as an object in place of a name in the experiment."""
+    """Python objects in place of names in the experiment."""
 
     method: Method | None = None
     data: Dataset | FederatedData | Sequence[Any] | None = None

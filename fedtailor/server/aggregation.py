@@ -83,7 +83,7 @@ class Aggregator:
         return by[how.weights] if how.weights in by else upload[how.weights]
 
     def _scale(self, how: Mean) -> Tensor:
-        """What weights are divided by before they are used: their sum over all participants, as far as it is known
+        """The divisor of the weights: their sum over all participants, as far as it is known
         before all have replied. For weights that clients upload it is the participants' samples; so where they are the
         numbers of samples, the mean has the bits of a mean by samples."""
         everybody = torch.ones_like(self._all_samples) * len(self.participants)
@@ -104,7 +104,7 @@ class Aggregator:
                     row[place].add_(addition[place], alpha=share)
 
     def total(self) -> Total:
-        """What the server sees of the round."""
+        """Close the round: divide the sums by their weights."""
         means, weights = {}, {}
         for name, running in self._sums.items():
             how = self._means[name]

@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 
 @dataclass
 class Saved:
-    """What a manifest names."""
+    """The content of a checkpoint."""
 
     round: int = 0  # 0: there is no checkpoint yet
     state: State = field(default_factory=dict)

@@ -28,7 +28,7 @@ class Evaluator:
     known: dict[int, tuple[int, Measured]] = field(default_factory=dict)  # with the version of the state behind it
 
     def due(self, round: int, last: int) -> bool:
-        """Whether this round is evaluated. Local models always are: they are gone after the round."""
+        """Find out whether this round is evaluated. Local models always are: they are gone after the round."""
         return self.protocol.model == "local" or round % self.protocol.every == 0 or round == last
 
     def evaluate(
@@ -59,7 +59,7 @@ class Evaluator:
                 self.known |= {client: (NEVER, _as_measured(m)) for client, m in record.results.items()}
 
     def _message(self, server: Server) -> tuple[Message, bool]:
-        """What clients need for the model to be evaluated, and whether those that have trained need it not."""
+        """Return the message of an evaluation, and whether clients that have trained do without it."""
         if self.protocol.model == "global":
             theta = self.method.global_model(server)
             assert theta is not None  # checked before the run

@@ -252,7 +252,7 @@ class Loop:
             self.clients.append(clients.finite())
 
     def client_records(self) -> Iterable[ClientsRecord]:
-        """What was recorded of the clients, round by round."""
+        """Read the clients' records, round by round."""
         return self.clients if self.directory is None else self.directory.clients()
 
 

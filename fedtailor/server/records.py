@@ -1,4 +1,4 @@
-"""What is recorded of a round, and of each client in it: types with named fields, written as lines of JSON."""
+"""The records of a round and of its clients: types with named fields, written as lines of JSON."""
 
 import math
 from collections.abc import Mapping

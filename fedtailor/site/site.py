@@ -32,7 +32,7 @@ from fedtailor.method import Method, check_upload
 
 @dataclass
 class Terms:
-    """What is the same for all sites of an experiment: the method, the network, how they train and evaluate."""
+    """The terms of an experiment, the same for all sites: the method, the network, how they train and evaluate."""
 
     method: Method
     network: Network

@@ -53,7 +53,7 @@ class Sites:
         return Site(number, self.data.client(number), self.terms)
 
     def declare(self) -> list[Declaration]:
-        """What the server learns of the training clients when they join."""
+        """Collect the declarations of the training clients."""
         return [self.site(number).declare() for number in range(self.data.n_clients - len(self.data.new))]
 
     # --- requests ---

@@ -1,4 +1,4 @@
-"""How requests reach the sites and replies come back. A transport knows neither methods nor data."""
+"""Transports carry requests to the sites and replies back. A transport knows neither methods nor data."""
 
 import multiprocessing
 import os

@@ -254,10 +254,10 @@ def test_own_labels_number_each_clients_classes_from_zero() -> None:
 
 def test_each_natural_client_is_dealt_to_several() -> None:
     data = natural(300, 200)
-    dealt = federate(data, partition="natural+dirichlet:0.5", clients=6, test=0, validation=0)
-    assert dealt.names == tuple(f"{name}-{number}" for name in data.client_names for number in range(3))
-    assert dealt.n_samples[:3].sum() == 300
-    assert dealt.n_samples[3:].sum() == 200
+    federated = federate(data, partition="natural+dirichlet:0.5", clients=6, test=0, validation=0)
+    assert federated.names == tuple(f"{name}-{number}" for name in data.client_names for number in range(3))
+    assert federated.n_samples[:3].sum() == 300
+    assert federated.n_samples[3:].sum() == 200
     both = federate(natural(200, 200), partition="natural+quantity:0.5", clients=4, test=0, validation=0).n_samples
     assert both[:2].tolist() != both[2:].tolist()  # draws of their own
     with pytest.raises(FedtailorError, match="a multiple of the 2 clients"):

@@ -17,7 +17,7 @@ def owners(split: FederatedData, samples: int) -> list[int]:
     owner = [-1] * samples
     for client, (start, *_, end) in enumerate(split.bounds.tolist()):
         for number in split.x[start:end, 0].int().tolist():
-            assert owner[number] == -1, "a sample was dealt twice"
+            assert owner[number] == -1, "a sample has two owners"
             owner[number] = client
     return owner
 
@@ -134,18 +134,18 @@ def test_classes_are_dealt_in_turn_in_file_order_part_by_part() -> None:
     owner = torch.tensor(owners(federate(data, partition="classes:3", clients=8, split="official", validation=0), 3000))
     for label in range(10):
         for part in (0, 2):
-            dealt = owner[(data.y == label) & (data.part == part)]
-            turns = dealt.unique()
-            assert dealt.tolist() == [int(turns[i % len(turns)]) for i in range(len(dealt))]
+            drawn = owner[(data.y == label) & (data.part == part)]
+            turns = drawn.unique()
+            assert drawn.tolist() == [int(turns[i % len(turns)]) for i in range(len(drawn))]
 
 
 def test_classes_random_is_shuffled() -> None:
     data = toy(3000)
     owner = torch.tensor(owners(federate(data, partition="classes-random:3", clients=8), 3000))
-    dealt = owner[data.y == 0]
-    assert sorted(dealt.tolist()) != dealt.tolist()
-    turns = dealt.unique()
-    assert dealt.tolist() != [int(turns[i % len(turns)]) for i in range(len(dealt))]
+    drawn = owner[data.y == 0]
+    assert sorted(drawn.tolist()) != drawn.tolist()
+    turns = drawn.unique()
+    assert drawn.tolist() != [int(turns[i % len(turns)]) for i in range(len(drawn))]
 
 
 def test_classes_without_an_owner_are_left_out() -> None:
