@@ -21,16 +21,33 @@ from fedtailor.local.streams import numpy_stream
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's data: (inputs, targets) to train, validate and test with."""
+    """What one client holds: its inputs and targets, in the order train, validation, test."""
 
     name: str
-    train: tuple[Tensor, Tensor]
-    validation: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    held_out: Tensor  # the inputs of the validation and test samples
+    x: Tensor
+    y: Tensor
+    ends: tuple[int, int]  # of the training and of the validation samples
     n_classes: int | None = None  # where labels are the client's own
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        return self.x[: self.ends[0]], self.y[: self.ends[0]]
+
+    @property
+    def validation(self) -> tuple[Tensor, Tensor]:
+        first, last = self.ends
+        return self.x[first:last], self.y[first:last]
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        return self.x[self.ends[1] :], self.y[self.ends[1] :]
+
+    @property
+    def held_out(self) -> Tensor:
+        """The inputs of the validation and test samples."""
+        return self.x[self.ends[0] :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +105,9 @@ class FederatedData:
     def client(self, number: int) -> ClientData:
         """Cut out one client's data; nothing is copied."""
         start, trained, validated, end = self.places[number]
-        x, y = self.x, self.y
-        return ClientData(
-            self.names[number],
-            (x[start:trained], y[start:trained]),
-            (x[trained:validated], y[trained:validated]),
-            (x[validated:end], y[validated:end]),
-            x[trained:end],
-            self.own_classes[number] if self.own_classes else None,
-        )
+        own_classes = self.own_classes[number] if self.own_classes else None
+        ends = (trained - start, validated - start)
+        return ClientData(self.names[number], self.x[start:end], self.y[start:end], ends, own_classes)
 
     def to(self, device: torch.device | str) -> "FederatedData":
         """Move all samples to a device."""

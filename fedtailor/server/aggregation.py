@@ -17,7 +17,7 @@ from fedtailor.method import Each, Mean, Total, Uploads
 
 @dataclass
 class _Sum:
-    """Σ w_i x_i and Σ w_i so far."""
+    """Σ w_i x_i so far and, where the clients upload their weights, Σ w_i."""
 
     value: Tensor
     weight: Tensor
@@ -40,6 +40,7 @@ class Aggregator:
         self._all_samples = self.n_samples[self.participants].sum()
         self._means = {name: how for name, how in self.uploads.items() if isinstance(how, Mean)}
         self._sums: dict[str, _Sum] = {}
+        self._known: dict[tuple[Mean, torch.dtype], dict[int, float]] = {}
         self._single: dict[str, dict[int, Tensor]] = {n: {} for n, how in self.uploads.items() if isinstance(how, Each)}
 
     def put(self, client: int, upload: Message | None) -> None:
@@ -57,18 +58,30 @@ class Aggregator:
             tensors[client] = upload[name]
         for name, how in self._means.items():
             x = upload[name] if upload[name].is_floating_point() else upload[name].double()
-            weight = self._weight(client, how, upload).to(x)
             try:
-                shape = self._shape(weight, x)
-                if name not in self._sums:
-                    self._sums[name] = _Sum(x.new_zeros(shape), torch.zeros_like(weight))
-                running = self._sums[name]
-                if (known := tuple(running.value.shape)) != shape:
-                    raise ValueError(f"its shape is {shape} at client {client} and {known} at others")
-                running.weight += weight
+                if how.weights in ("samples", "equal"):
+                    self._sum(name, x, tuple(x.shape)).value.add_(x, alpha=self._shares(how, x.dtype)[client])
+                else:
+                    self._add_weighted(name, x, upload[how.weights].to(x))
             except (ValueError, RuntimeError) as error:  # the latter from weights of different shapes
                 raise ValueError(f"the upload {name!r} cannot be averaged: {error}") from error
-            self._add_weighted(running.value, weight / self._scale(how).to(x), x)
+
+    def _sum(self, name: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None = None) -> _Sum:
+        """The running sum of an upload; refuse one of another shape than the others'."""
+        if name not in self._sums:
+            self._sums[name] = _Sum(x.new_zeros(shape), x.new_zeros(()) if weight is None else torch.zeros_like(weight))
+        if (known := tuple(self._sums[name].value.shape)) != shape:
+            raise ValueError(f"its shape is {shape} at client {self.clients[-1]} and {known} at others")
+        return self._sums[name]
+
+    def _shares(self, how: Mean, dtype: torch.dtype) -> dict[int, float]:
+        """Every participant's share of all participants' samples, or an equal one."""
+        if (how, dtype) not in self._known:
+            n = self.n_samples[self.participants]
+            weights = torch.ones_like(n) if how.weights == "equal" else n
+            shares = (weights.to(dtype) / weights.sum().to(dtype)).tolist()
+            self._known[how, dtype] = dict(zip(self.participants, shares, strict=True))
+        return self._known[how, dtype]
 
     def _shape(self, weight: Tensor, x: Tensor) -> tuple[int, ...]:
         """The shape of w · x. (PyTorch's own function for it imports 30 MB of symbolic mathematics.)"""
@@ -77,40 +90,38 @@ class Aggregator:
             raise ValueError(f"its weights end in {weight.shape[-1]} numbers, neither 1 nor {layers}, a number a layer")
         return (*np.broadcast_shapes(weight.shape[:-1], x.shape[:-1]), *x.shape[-1:])
 
-    def _weight(self, client: int, how: Mean, upload: Message) -> Tensor:
-        """A client's weight w_i."""
-        by = {"samples": self.n_samples[client], "equal": torch.ones_like(self._all_samples)}
-        return by[how.weights] if how.weights in by else upload[how.weights]
-
-    def _scale(self, how: Mean) -> Tensor:
-        """The divisor of the weights: their sum over all participants, as far as it is known
-        before all have replied. For weights that clients upload it is the participants' samples; so where they are the
-        numbers of samples, the mean has the bits of a mean by samples."""
-        everybody = torch.ones_like(self._all_samples) * len(self.participants)
-        return everybody if how.weights == "equal" else self._all_samples
-
-    def _add_weighted(self, value: Tensor, weight: Tensor, x: Tensor) -> None:
-        """Add w · x to a sum in place, a row and a layer at a time where w has numbers of its own for them."""
-        if not weight.dim():
-            value.add_(x, alpha=float(weight))
+    def _add_weighted(self, name: str, x: Tensor, weight: Tensor) -> None:
+        """Add w · x with weights that the client uploaded, a row and a layer at a time where w has numbers of its own
+        for them. Weights count as shares of the participants' samples: where they are the numbers of samples, the mean
+        has the bits of a mean by samples."""
+        running = self._sum(name, x, self._shape(weight, x), weight)
+        running.weight += weight
+        value, share = running.value, weight / self._all_samples.to(x)
+        if not share.dim():
+            value.add_(x, alpha=float(share))
             return
         width = x.shape[-1]
         rows, added = value.view(-1, width), x.expand_as(value).reshape(-1, width)
-        places = [slice(None)] if weight.shape[-1] == 1 else list(self.layout.layers.values())
-        shares = weight.expand(*value.shape[:-1], len(places)).reshape(-1, len(places)).tolist()
+        places = [slice(None)] if share.shape[-1] == 1 else list(self.layout.layers.values())
+        shares = share.expand(*value.shape[:-1], len(places)).reshape(-1, len(places)).tolist()
         for row, addition, of_row in zip(rows, added, shares, strict=True):
-            for place, share in zip(places, of_row, strict=True):
-                if share:
-                    row[place].add_(addition[place], alpha=share)
+            for place, part in zip(places, of_row, strict=True):
+                if part:
+                    row[place].add_(addition[place], alpha=part)
 
     def total(self) -> Total:
         """Close the round: divide the sums by their weights."""
         means, weights = {}, {}
         for name, running in self._sums.items():
             how = self._means[name]
-            weight = running.weight / self._scale(how).to(running.weight)  # 1 if all have replied
-            weight = self.layout.spread(weight) if weight.dim() else weight
-            means[name] = torch.where(weight > 0, running.value / weight, torch.zeros_like(running.value))
-            if how.weights not in ("samples", "equal"):
+            if how.weights in ("samples", "equal"):
+                means[name] = running.value
+                if len(self.clients) < len(self.participants):  # the shares were those of all participants
+                    shares = self._shares(how, torch.float64)
+                    means[name] = running.value / sum(shares[client] for client in self.clients)
+            else:
                 weights[name] = running.weight
+                share = running.weight / self._all_samples.to(running.weight)
+                share = self.layout.spread(share) if share.dim() else share
+                means[name] = torch.where(share > 0, running.value / share, torch.zeros_like(running.value))
         return Total(self.clients, self.n_samples[self.clients], means, weights, self._single)
