@@ -86,7 +86,7 @@ def record(directory: Path) -> None:
         print(*run, f"{len(tensors)} tensors", flush=True)
 
 
-def compare(directory: Path, only: str, renamed: dict[str, str]) -> bool:
+def compare(directory: Path, only: str, renamed: dict[str, str], ignored: set[str]) -> bool:
     """Compare all runs with what was recorded; True if every difference is at most 1e-6."""
     same, total, worst = 0, 0, 0.0
     for run in runs():
@@ -99,7 +99,7 @@ def compare(directory: Path, only: str, renamed: dict[str, str]) -> bool:
             owner, _, tensor = name.partition("/")
             before[1][f"{owner}/{renamed.get(tensor, tensor)}"] = before[1].pop(name)
         now = numbers(*run)
-        differences = [*_differences(before[0], now[0]), *_tensor_differences(before[1], now[1])]
+        differences = [*_differences(before[0], now[0], ignored), *_tensor_differences(before[1], now[1])]
         if not differences:
             same += 1
             continue
@@ -111,14 +111,14 @@ def compare(directory: Path, only: str, renamed: dict[str, str]) -> bool:
     return worst <= 1e-6
 
 
-def _differences(before: Any, now: Any, where: str = "") -> Iterator[tuple[str, float]]:
+def _differences(before: Any, now: Any, ignored: set[str], where: str = "") -> Iterator[tuple[str, float]]:
     """Numbers that differ, and by how much (relative to their size above 1); infinite where one is missing."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now} - {"n_samples"}):  # which was not always recorded
-            yield from _differences(before.get(key), now.get(key), f"{where}/{key}")
+        for key in sorted({*before, *now} - ignored):
+            yield from _differences(before.get(key), now.get(key), ignored, f"{where}/{key}")
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for place, (one, other) in enumerate(zip(before, now, strict=True)):
-            yield from _differences(one, other, f"{where}/{place}")
+            yield from _differences(one, other, ignored, f"{where}/{place}")
     elif before != now:
         numeric = isinstance(before, int | float) and isinstance(now, int | float)
         yield f"{where}: {before} {now}", abs(before - now) / max(1, abs(before)) if numeric else float("inf")
@@ -138,11 +138,11 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--only", default="", help="a part of METHOD--CASE--ENGINE")
-    parser.add_argument(
-        "--renamed", nargs="*", default=[], metavar="OLD=NEW", help="tensors that have another name now"
-    )
+    parser.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW", help="tensors with another name now")
+    parser.add_argument("--ignore", nargs="*", default=[], metavar="NAME", help="fields of records to leave out")
     asked = parser.parse_args()
     if asked.what == "record":
         record(asked.directory)
     else:
-        sys.exit(0 if compare(asked.directory, asked.only, dict(pair.split("=") for pair in asked.renamed)) else 1)
+        renamed = dict(pair.split("=") for pair in asked.renamed)
+        sys.exit(0 if compare(asked.directory, asked.only, renamed, set(asked.ignore)) else 1)
