@@ -23,7 +23,7 @@ SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)} 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What one client holds: its inputs and targets, in the order train, validation, test."""
+    """One client's inputs and targets, in the order train, validation, test."""
 
     name: str
     x: Tensor
