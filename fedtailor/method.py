@@ -235,7 +235,7 @@ class Method(BaseModel):
 
     @property
     def shares_model(self) -> bool:
-        """Whether all clients predict with the broadcast `theta`."""
+        """True if all clients predict with the broadcast `theta`."""
         return type(self).personal_model is Method.personal_model
 
     @property

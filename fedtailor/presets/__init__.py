@@ -31,7 +31,7 @@ class Row:
 
     @property
     def missing(self) -> bool:
-        """Whether the method is not in the catalogue."""
+        """True if the method is not in the catalogue."""
         return self.method not in CATALOGUE
 
 

@@ -65,7 +65,7 @@ class Line:
 
     @property
     def like_best(self) -> bool:
-        """Whether it is not significantly different from the best line."""
+        """True if it is not significantly different from the best line."""
         return self.p is not None and self.p >= LEVEL
 
     def plain(self) -> Plain:
