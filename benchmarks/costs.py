@@ -51,7 +51,7 @@ def images(clients: int, samples: int) -> Samples:
 def started(method: str, model: str, data: Samples, **settings: Any) -> Simulation:
     """Start a federation that evaluates nothing."""
     common: dict[str, Any] = {"epochs": 1, "lr": 0.01, "test": 0.0, "validation": 0.0, "engine": "in-process"}
-    never = {"rounds": 1000, "evaluation": {"every": 1000}}
+    never = {"rounds": 1000, "evaluation": {"every": 0}}
     experiment = make_experiment({"method": method, "model": model, **common, **never, **settings})
     run = Simulation(prepare(experiment, Objects(data=data)))
     run.start()

@@ -50,13 +50,15 @@ class Evaluation(_Strict):
     average: Literal["client", "sample"] = Field(
         "client", description="the mean over clients, or over all test samples"
     )
-    choose: Literal["last", "best-validation", "best-test", "last-10"] = Field(
-        "last", description="the round that counts as the result; last-10 is the mean of the last ten rounds"
+    choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"] = Field(
+        "last",
+        description="the round that counts as the result; last-5 and last-10 are the mean of the last five or ten "
+        "evaluated rounds",
     )
     train: bool = Field(
         False, description="measure loss and accuracy on the training samples too, weighted by samples: the objective"
     )
-    every: int = Field(1, ge=1, description="evaluate every N rounds (and in the last one)")
+    every: int = Field(1, ge=0, description="evaluate every N rounds (and in the last one); 0: never")
 
     def in_words(self) -> str:
         """Say what the numbers of a table mean, to stand below it."""
@@ -68,7 +70,8 @@ class Evaluation(_Strict):
             "last": "last round",
             "best-validation": "best round on validation data",
             "best-test": "best round on test data",
-            "last-10": "mean of the last ten rounds",
+            "last-5": "mean of the last five evaluated rounds",
+            "last-10": "mean of the last ten evaluated rounds",
         }
         what = f"{model[self.model]}{tuned}, {whom[self.clients]}"
         return f"Test accuracy in % of {what}, mean {mean[self.average]}, {when[self.choose]}."
@@ -81,7 +84,7 @@ class EvaluationSettings(TypedDict, total=False):
     fine_tune: int
     clients: Literal["all", "participants", "new"]
     average: Literal["client", "sample"]
-    choose: Literal["last", "best-validation", "best-test", "last-10"]
+    choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     train: bool
     every: int
 
@@ -113,7 +116,9 @@ class Experiment(_Strict):
     test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
     min_samples: int = Field(10, ge=1, description="at least N samples per client in a random partition")
-    max_train: int | None = Field(None, ge=1, description="at most N training samples per client")
+    max_train: int | None = Field(
+        None, ge=1, description="at most N training samples per client, and validation samples in proportion"
+    )
     new_clients: int = Field(0, ge=0, description="clients held out from training")
 
     model: str = Field("mlp", description="a network's name, or module:Class")

@@ -68,6 +68,15 @@ def check_finite(what: str, tensors: Message) -> None:
             raise ValueError(f"{what} has NaN or infinite numbers in {name!r}")
 
 
+def largest(message: Message) -> dict[str, float]:
+    """Find the largest absolute value of each tensor; NaN or infinite if one of its numbers is."""
+    sizes = {}
+    for name, tensor in message.items():
+        number = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
+        sizes[name] = max(map(abs, torch.stack(torch.aminmax(number)).tolist())) if number.numel() else 0.0
+    return sizes
+
+
 def frame(tensors: Message, **header: str | int) -> bytes:
     """Pack named tensors and a small header (round, sender, version …) as one safetensors file."""
     return save(copied(tensors), {"fedtailor": json.dumps(header)})

@@ -17,7 +17,7 @@ from fedtailor.messages import Metrics
 from fedtailor.server.evaluation import chosen_round
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory, describe, plain
-from fedtailor.server.records import ClientsRecord, Plain, RoundRecord
+from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
 from fedtailor.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -101,6 +101,22 @@ class RunResult:
     @property
     def loss(self) -> float | None:
         return record.loss if (record := self.chosen()) else None
+
+    @property
+    def failures(self) -> Failures:
+        """The clients that failed: in how many rounds, of how many that they were called in."""
+        return failures(self.rounds)
+
+    @property
+    def never_called(self) -> list[int]:
+        """The training clients that took part in no round."""
+        called = {client for record in self.rounds for client in record.participants}
+        return [client for client in range(len(self.names)) if client not in called | set(self.partition["new"])]
+
+    @property
+    def warnings(self) -> list[str]:
+        """All warnings of the run, in the order of its rounds."""
+        return [text for record in self.rounds for text in record.warnings.values()]
 
     @cached_property
     def clients(self) -> list[ClientsRecord]:
@@ -191,6 +207,8 @@ class RunResult:
             "bytes_up": sum(record.bytes_up for record in self.rounds),
             "bytes_down": sum(record.bytes_down for record in self.rounds),
             "seconds": round(sum(record.seconds for record in self.rounds), 3),
+            "failed": {self.names[client]: {"failed": f, "called": n} for client, (f, n) in self.failures.items()},
+            "warnings": self.warnings,
         }
 
 

@@ -112,6 +112,8 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
     pristine = copy.deepcopy(module)
     network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
+    if network.has_batch_norm and experiment.batch == 1:
+        raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     _try_out(network, data, loss)
     initial = network.vector.clone()
     training = data.n_clients - len(data.new)
@@ -128,6 +130,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
             steps=experiment.steps,
             batch=None if experiment.batch == "full" else experiment.batch,
             drop_last=experiment.drop_last,
+            join_last=network.has_batch_norm,
         ),
         experiment.keep_momentum,
         experiment.evaluation.fine_tune,
@@ -144,13 +147,25 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
 def _check_protocol(prepared: Prepared) -> None:
     """Refuse an evaluation of something that there is not."""
     protocol, method, data = prepared.experiment.evaluation, prepared.method, prepared.data
+    if not protocol.every:
+        return
     if protocol.clients == "new" and not data.new:
         raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
+    evaluated = [data.places[c] for c in range(data.n_clients) if (c in data.new) == (protocol.clients == "new")]
+    if not any(end > validated for _, _, validated, end in evaluated):
+        raise FedtailorError(
+            "No client has test samples, so nothing could be measured: give --test 0.2, or --evaluate-every 0 to train "
+            "without measuring."
+        )
+    if protocol.choose == "best-validation" and not any(v > trained for _, trained, v, _ in evaluated):
+        raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
     if protocol.model == "global":
         server = prepared.server(Sites.at(data, prepared.terms, None).declare(), Store(None, "server"))
-        method.start(server)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it has to say is said when the run begins
+            method.start(server)
         if method.global_model(server) is None:
             raise FedtailorError(
                 f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."

@@ -48,6 +48,7 @@ def run_quadratic(
 ) -> ft.RunResult:
     """A run on quadratic clients in double precision, one full-batch step a round unless said otherwise."""
     defaults = {"steps": 1, "batch": "full", "lr": 0.1, "dtype": "float64", "test": 0.0, "validation": 0.0}
+    defaults |= {"evaluation": {"every": 0}}  # there are no test samples
     return ft.run(
         method, data=data, model=Quadratic(size), loss=mean_output, engine="in-process", **{**defaults, **settings}
     )

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
@@ -32,6 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
+FALL = 0.02  # of the accuracy from one round to the next: the last round alone is then no measure
 NARROW = 76  # columns that all metrics need; on a narrower page the last ones are left out
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
@@ -94,7 +96,7 @@ def progress_bars() -> Iterator[Progress]:
 
 def results_table(results: Sequence["RunResult"]) -> Table:
     """A table of the results of several runs."""
-    table = plain_table(_title(results[0]), caption=results[0].experiment.evaluation.in_words())
+    table = plain_table(_title(results[0]), caption=" ".join(_caption(results)))
     shown = METRICS if out.width >= NARROW else METRICS[:4]
     table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
     for name in shown:
@@ -103,6 +105,23 @@ def results_table(results: Sequence["RunResult"]) -> Table:
     for result in results:
         table.add_row(*_row(result, best if len(results) > 1 else None)[: 1 + len(shown)])
     return table
+
+
+def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
+    """Say what the metrics mean, and what stands in the way of acting on them."""
+    from fedtailor.server.records import failures_in_words
+
+    yield results[0].experiment.evaluation.in_words()
+    clients = len(results[0].names)
+    for result in results:
+        if words := failures_in_words([result.failures], clients):
+            yield f"{result.experiment.method}: {words}."
+    last = [[r.accuracy for r in result.rounds if r.accuracy is not None][-5:] for result in results]
+    fall = max((before - after for few in last for before, after in pairwise(few)), default=0.0)
+    if results[0].experiment.evaluation.choose == "last" and fall > FALL:
+        yield f"In the last five rounds an accuracy fell by {100 * fall:.1f} points: --choose last-5 is steadier."
+    if absent := max(len(result.never_called) for result in results):
+        yield f"{absent} of {clients} clients were never called: they count with what a new client gets."
 
 
 def _row(result: "RunResult", best: float | None) -> list[str]:

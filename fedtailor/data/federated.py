@@ -338,11 +338,14 @@ def _random_sides(client: Ints, clients: int, test: float, validation: float, se
 
 
 def _thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> Ints:
-    """Drop training samples at random until each client has at most `max_train`."""
+    """Drop training samples at random until each client has at most `max_train`, and as large a share of its validation
+    samples: a method that uses these has no more data than the others."""
     thinned = client.copy()
-    for c, samples in enumerate(_of_each(np.where(side == TRAIN, client, -1), clients)):
-        rng = numpy_stream(seed, "partition", "max_train", c)
-        thinned[rng.permutation(samples)[max_train:]] = -1
+    for c, samples in enumerate(_of_each(np.where(side != TEST, client, -1), clients)):
+        train, validation = samples[side[samples] == TRAIN], samples[side[samples] == VALIDATION]
+        thinned[numpy_stream(seed, "partition", "max_train", c).permutation(train)[max_train:]] = -1
+        kept = max(1, round(len(validation) * min(1.0, max_train / max(len(train), 1))))
+        thinned[numpy_stream(seed, "partition", "max_validation", c).permutation(validation)[kept:]] = -1
     return thinned
 
 

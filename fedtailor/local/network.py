@@ -18,6 +18,7 @@ from fedtailor.local.layout import Layout
 Loss = Callable[[Tensor, Tensor], Tensor]  # of a network's outputs and the targets
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of one, two or three dimensions
 
 
 class Network:
@@ -91,6 +92,11 @@ class Network:
             owner._buffers[attribute] = view.data
             self._placed.add((id(owner), attribute))
             self._buffers.append(where)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """True if a layer normalises by the other samples of its batch."""
+        return any(isinstance(layer, BATCH_NORM) for layer in self.module.modules())
 
     @property
     def n_parameters(self) -> int:

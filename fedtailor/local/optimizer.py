@@ -20,6 +20,7 @@ class OptimizerSettings:
     steps: int | None = None  # in place of epochs: exactly so many batches
     batch: int | None = 32  # None: the whole training set is one batch
     drop_last: bool = False  # leave out an epoch's incomplete batch, unless it is the only one
+    join_last: bool = False  # for BatchNorm: an epoch's last batch joins the one before if it has one sample
 
 
 def sgd_step(

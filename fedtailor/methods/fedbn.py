@@ -30,6 +30,8 @@ class FedBN(Method):
     uploads: ClassVar[Uploads] = {"shared": Mean("samples")}
 
     def start(self, server: Server) -> None:
+        if not server.layout.norm_layers:
+            server.warn("normalisation", "The network has no normalisation layers: FedBN is FedAvg here.")
         server.state["shared"] = server.initial[travels(server)]
 
     def train(self, client: Client, message: Message) -> Message:

@@ -35,6 +35,8 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
         result.append(("clients that lose", _losing))
     if any(line.worst_decile is not None for line in lines):
         result.append(("worst decile", lambda line: percent(line.worst_decile)))
+    if any(line.failed for line in lines):
+        result.append(("clients that failed", _failed))
     cost: list[tuple[str, Cell]] = []
     if summary.target is not None:
         reached = f"{100 * summary.target:g} %"
@@ -65,6 +67,10 @@ def _versus_best(line: Line) -> str:
 
 def _losing(line: Line) -> str:
     return "–" if line.losing is None else f"{_short(line.losing)} of {line.clients}"
+
+
+def _failed(line: Line) -> str:
+    return f"{_short(line.failed)} of {len(line.results[0].names)}" if line.failed else "–"
 
 
 def _rounds(line: Line) -> str:

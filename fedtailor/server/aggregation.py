@@ -43,36 +43,56 @@ class Aggregator:
         self._known: dict[tuple[Mean, torch.dtype], dict[int, float]] = {}
         self._single: dict[str, dict[int, Tensor]] = {n: {} for n, how in self.uploads.items() if isinstance(how, Each)}
 
-    def put(self, client: int, upload: Message | None) -> None:
-        """Take a client's upload, or None if it failed; it is added when all clients before it are there."""
+    def put(self, client: int, upload: Message | None) -> dict[int, str]:
+        """Take a client's upload, or None if it failed; it is added when all clients before it are there.
+
+        Return the clients that were left out now, and why: their uploads do not fit the others'.
+        """
+        refused: dict[int, str] = {}
         self._waiting[client] = upload
         while self._next in self._waiting:
             upload = self._waiting.pop(self._next)
             if upload is not None:
-                self._add(self._next, upload)
+                try:
+                    self._add(self._next, upload)
+                except ValueError as error:
+                    refused[self._next] = str(error)
             self._next = next(self._turn, None)
+        return refused
 
     def _add(self, client: int, upload: Message) -> None:
+        """Add an upload as a whole, or refuse it as a whole."""
+        xs = {name: x if (x := upload[name]).is_floating_point() else x.double() for name in self._means}
+        own = {name: how.weights for name, how in self._means.items() if how.weights not in ("samples", "equal")}
+        weights = {name: upload[weight].to(xs[name]) for name, weight in own.items()}
+        sums = {name: self._sum(name, x, weights.get(name)) for name, x in xs.items()}
+        self._sums |= sums
         self.clients.append(client)
         for name, tensors in self._single.items():
             tensors[client] = upload[name]
-        for name, how in self._means.items():
-            x = upload[name] if upload[name].is_floating_point() else upload[name].double()
-            try:
-                if how.weights in ("samples", "equal"):
-                    self._sum(name, x, tuple(x.shape)).value.add_(x, alpha=self._shares(how, x.dtype)[client])
-                else:
-                    self._add_weighted(name, x, upload[how.weights].to(x))
-            except (ValueError, RuntimeError) as error:  # the latter from weights of different shapes
-                raise ValueError(f"the upload {name!r} cannot be averaged: {error}") from error
+        for name, x in xs.items():
+            if name in weights:
+                self._add_weighted(sums[name], x, weights[name])
+            else:
+                sums[name].value.add_(x, alpha=self._shares(self._means[name], x.dtype)[client])
 
-    def _sum(self, name: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None = None) -> _Sum:
-        """The running sum of an upload; refuse one of another shape than the others'."""
-        if name not in self._sums:
-            self._sums[name] = _Sum(x.new_zeros(shape), x.new_zeros(()) if weight is None else torch.zeros_like(weight))
-        if (known := tuple(self._sums[name].value.shape)) != shape:
-            raise ValueError(f"its shape is {shape} at client {self.clients[-1]} and {known} at others")
-        return self._sums[name]
+    def _sum(self, name: str, x: Tensor, weight: Tensor | None) -> _Sum:
+        """The running sum of an upload; refuse one of another shape or type than the others'."""
+        try:
+            shape = tuple(x.shape) if weight is None else self._shape(weight, x)
+        except ValueError as error:
+            raise ValueError(f"its upload {name!r} cannot be averaged: {error}") from None
+        running = self._sums.get(name)
+        if running is None:
+            return _Sum(x.new_zeros(shape), x.new_zeros(()) if weight is None else torch.zeros_like(weight))
+        sizes = [(tuple(running.value.shape), shape)]
+        sizes += [] if weight is None else [(tuple(running.weight.shape), tuple(weight.shape))]
+        for known, given in sizes:
+            if known != given:
+                raise ValueError(f"its upload {name!r} has the shape {given}, and others' {known}")
+        if running.value.dtype != x.dtype:
+            raise ValueError(f"its upload {name!r} is of type {x.dtype}, and others' of {running.value.dtype}")
+        return running
 
     def _shares(self, how: Mean, dtype: torch.dtype) -> dict[int, float]:
         """Every participant's share of all participants' samples, or an equal one."""
@@ -90,11 +110,10 @@ class Aggregator:
             raise ValueError(f"its weights end in {weight.shape[-1]} numbers, neither 1 nor {layers}, a number a layer")
         return (*np.broadcast_shapes(weight.shape[:-1], x.shape[:-1]), *x.shape[-1:])
 
-    def _add_weighted(self, name: str, x: Tensor, weight: Tensor) -> None:
+    def _add_weighted(self, running: _Sum, x: Tensor, weight: Tensor) -> None:
         """Add w · x with weights that the client uploaded, a row and a layer at a time where w has numbers of its own
         for them. Weights count as shares of the participants' samples: where they are the numbers of samples, the mean
         has the bits of a mean by samples."""
-        running = self._sum(name, x, self._shape(weight, x), weight)
         running.weight += weight
         value, share = running.value, weight / self._all_samples.to(x)
         if not share.dim():

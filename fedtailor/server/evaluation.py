@@ -16,6 +16,7 @@ from fedtailor.transport import Transport
 METRICS = ("accuracy", "loss", "balanced_accuracy", "auc")
 AVERAGED = (*METRICS, "accuracy_std", "accuracy_worst_decile", "validation_accuracy", "validation_loss", "train_loss",
             "train_accuracy")  # fmt: skip
+LAST = {"last-5": 5, "last-10": 10}  # evaluated rounds of which a result is the mean
 
 
 @dataclass
@@ -29,7 +30,8 @@ class Evaluator:
 
     def due(self, round: int, last: int) -> bool:
         """Find out whether this round is evaluated. Local models always are: they are gone after the round."""
-        return self.protocol.model == "local" or round % self.protocol.every == 0 or round == last
+        every = self.protocol.every
+        return every > 0 and (self.protocol.model == "local" or round % every == 0 or round == last)
 
     def evaluate(
         self, server: Server, versions: dict[int, int], trained: Iterable[Reply], transport: Transport
@@ -90,12 +92,11 @@ def _as_measured(recorded: Measured) -> Measured:
 
 
 def averages(measured: dict[int, Measured], average: str) -> Averages:
-    """Average the metrics of all clients: over clients, or over test samples (`average = "sample"`)."""
+    """Average the metrics of all clients: over clients, or over the samples of the split (`average = "sample"`)."""
     ordered = [measured[client] for client in sorted(measured)]
 
     def values(split: str, metric: str) -> tuple[list[float], list[int]]:
-        weights_of = "train" if split == "train" else "test"
-        pairs = [(getattr(m[split], metric), m[weights_of].n_samples) for m in ordered if split in m]
+        pairs = [(getattr(m[split], metric), m[split].n_samples) for m in ordered if split in m]
         return [v for v, _ in pairs if v is not None], [n for v, n in pairs if v is not None]
 
     def mean(split: str, metric: str) -> float | None:
@@ -125,8 +126,8 @@ def chosen_round(rounds: list[RoundRecord], choose: str) -> RoundRecord | None:
     evaluated = [record for record in rounds if record.evaluated]
     if not evaluated:
         return None
-    if choose == "last-10":
-        return _mean_round(evaluated[-10:])
+    if choose in LAST:
+        return _mean_round(evaluated[-LAST[choose] :])
     if choose == "last":
         return evaluated[-1]
     prefix = "validation_" if choose == "best-validation" else ""

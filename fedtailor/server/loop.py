@@ -5,7 +5,6 @@ transport is an argument and never an attribute: nothing that a method can reach
 """
 
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,16 +20,13 @@ from fedtailor.participation import Participation
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluator, averages
+from fedtailor.server.failures import ClientFailure, Failures
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.transport import Transport
 
-MAX_FAILED_ROUNDS = 3  # in a row, in which every participant failed
-
-
-class ClientFailure(UserWarning):
-    """A client was left out of a round."""
+__all__ = ["ClientFailure", "Loop"]
 
 
 @dataclass
@@ -51,7 +47,10 @@ class Loop:
     finished: int = 0  # the last round that is done and recorded
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent in each part of the rounds
     _round_complete: bool = True  # False from a round's first effect until it is recorded
-    _failed_rounds: int = 0  # in a row
+
+    def __post_init__(self) -> None:
+        experiment = self.experiment
+        self.failures = Failures(self.title, self.names, experiment.on_failure == "stop", experiment.rounds)
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
@@ -68,6 +67,8 @@ class Loop:
             self.start(transport)
         self.directory.cut(self.finished)
         self.rounds = self.directory.rounds()
+        for record in self.rounds:
+            self.server.warnings |= record.warnings
         self.evaluator.remember(self.directory.clients())
         self.observations.cut(self.finished)
 
@@ -91,6 +92,7 @@ class Loop:
         finally:
             if self._round_complete and self.finished != saved:
                 self._save(transport)
+        self.failures.count(self.rounds)
 
     def _save(self, transport: Transport) -> None:
         with self._timed("checkpoints"):
@@ -101,8 +103,8 @@ class Loop:
     def round(self, number: int, transport: Transport) -> RoundRecord:
         """Do one round: send, train, receive, evaluate, record."""
         begin = time.perf_counter()
-        participants = self.call(number)
-        down, total, replies = self._train(number, transport)
+        participants, known = self.call(number), {about for record in self.rounds for about in record.warnings}
+        down, total, replies, misled = self._train(number, transport)
         self._round_complete = False
         if replies:
             with self._timed("aggregation"), self._at_the_server("receive"):
@@ -123,6 +125,8 @@ class Loop:
             round=number,
             participants=participants,
             failed=[client for client in participants if client not in replies],
+            misled=misled,
+            warnings={about: self.server.warnings[about] for about in self.server.warnings if about not in known},
             bytes_down=sum(down.values()),
             bytes_up=sum(up.values()),
             seconds=round(time.perf_counter() - begin, 4),
@@ -140,9 +144,11 @@ class Loop:
         server.random = torch_stream(seed, "server", number)
         return participants
 
-    def _train(self, number: int, transport: Transport) -> tuple[dict[int, int], Aggregator, dict[int, Reply]]:
-        """Have the participants train: the bytes that went down to each, their uploads added up, and their replies
-        without these. Interrupted, it has changed nothing at the server."""
+    def _train(
+        self, number: int, transport: Transport
+    ) -> tuple[dict[int, int], Aggregator, dict[int, Reply], list[int]]:
+        """Have the participants train: the bytes that went down to each, their uploads added up, their replies without
+        these, and who failed because of what it was sent. Interrupted, it has changed nothing at the server."""
         undo = self._undo()
         try:
             messages = self._messages()
@@ -156,12 +162,14 @@ class Loop:
             replies: dict[int, Reply] = {}
             with self._timed("training"):
                 for reply in transport.ask(requests):
-                    replies[reply.clients[0]] = self._take(total, reply)
-            self._report(number, {c: replies[c] for c in sorted(replies) if replies[c].error}, len(requests))
+                    replies[reply.clients[0]] = reply
+                    self._take(total, reply, replies)
+            misled = self.failures.close(number, messages, replies, self.server)
         except BaseException:
             undo()
             raise
-        return down, total, {client: replies[client] for client in sorted(replies) if not replies[client].error}
+        accepted = {client: replies[client] for client in sorted(replies) if not replies[client].error}
+        return down, total, accepted, misled
 
     def _undo(self) -> Callable[[], None]:
         """Remember the server's state; calling the result goes back to it. Where `send` changed it in place that
@@ -185,35 +193,21 @@ class Loop:
                 check_tensors("a message", message)
         return {client: messages[client] for client in self.server.participants}
 
-    def _take(self, total: Aggregator, reply: Reply) -> Reply:
-        """Add a reply's upload to the round's total, and let go of it."""
+    def _take(self, total: Aggregator, reply: Reply, replies: dict[int, Reply]) -> None:
+        """Add a reply's upload to the round's total, and let go of it. One that is not what the method declares, or
+        does not fit the others', makes a failure of its client."""
+        client = reply.clients[0]
         if not reply.error:
             try:
+                check_tensors("its upload", reply.upload)
                 check_upload(self.method, reply.upload)
-            except ValueError as error:
+                self.failures.note(client, reply.upload)
+            except (ValueError, TypeError) as error:
                 reply.error = str(error)
-        reply.bytes_up = message_bytes(reply.upload)
-        try:
-            total.put(reply.clients[0], None if reply.error else reply.upload)
-        except ValueError as error:
-            raise FedtailorError(f"{self.title}, round {self.server.round}: {error}.") from error
+        reply.bytes_up = message_bytes(reply.upload) if not reply.error else 0
+        for refused, why in total.put(client, None if reply.error else reply.upload).items():
+            replies[refused].error = why
         reply.upload = {}
-        return reply
-
-    def _report(self, number: int, failed: dict[int, Reply], participants: int) -> None:
-        """Name the clients that failed, those with the same fault together."""
-        for fault in dict.fromkeys(reply.error for reply in failed.values()):
-            names = [self.names[client] for client, reply in failed.items() if reply.error == fault]
-            cause = next(reply.cause for reply in failed.values() if reply.error == fault)
-            who = f"{self.title}, round {number}: client{'s' if len(names) > 1 else ''} {', '.join(names)}"
-            if self.experiment.on_failure == "stop":
-                raise FedtailorError(f"{who} failed: {fault}.") from cause
-            warnings.warn(f"{who} left out: {fault}.", ClientFailure, stacklevel=2)
-        self._failed_rounds = self._failed_rounds + 1 if failed and len(failed) == participants else 0
-        if self._failed_rounds == min(MAX_FAILED_ROUNDS, self.experiment.rounds):
-            raise FedtailorError(
-                f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {fault}."
-            ) from cause
 
     @property
     def title(self) -> str:

@@ -1,8 +1,10 @@
 """The records of a round and of its clients: types with named fields, written as lines of JSON."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from statistics import fmean
 from typing import Any, Self
 
 from fedtailor.messages import Measured, Metrics
@@ -37,11 +39,13 @@ class Averages:
 
 @dataclass(kw_only=True)
 class RoundRecord(Averages):
-    """One round: its metrics, who took part and who failed, what it cost."""
+    """One round: its metrics, who took part and who failed, what it cost, and warnings by subject."""
 
     round: int
     participants: list[int]
     failed: list[int] = field(default_factory=list)
+    misled: list[int] = field(default_factory=list)  # of those, the ones that failed because of what they were sent
+    warnings: dict[str, str] = field(default_factory=dict)
     bytes_down: int
     bytes_up: int
     seconds: float
@@ -56,11 +60,13 @@ class RoundRecord(Averages):
         """Read a record; one that lacks what every round has is a TypeError."""
         known = {each.name for each in fields(cls)}
         record = cls(**{name: value for name, value in plain.items() if name in known})
-        lists = (record.participants, record.failed)
+        lists = (record.participants, record.failed, record.misled)
         needed = ("round", "bytes_down", "bytes_up", "seconds", "evaluated")
         if not all(isinstance(value, list) and all(isinstance(client, int) for client in value) for value in lists):
             raise TypeError("its participants are no list of clients")
-        for name in known - {"participants", "failed"}:
+        if not isinstance(record.warnings, dict) or not all(isinstance(v, str) for v in record.warnings.values()):
+            raise TypeError("its warnings are no text")
+        for name in known - {"participants", "failed", "misled", "warnings"}:
             value = getattr(record, name)
             if not isinstance(value, int | float) and (value is not None or name in needed):
                 raise TypeError(f"{name} is {value!r}, no number")
@@ -101,6 +107,24 @@ class ClientsRecord:
     def finite(self) -> Self:
         """The same as it will be read from a file."""
         return type(self).from_plain(self.plain())
+
+
+Failures = dict[int, tuple[int, int]]  # of each client that failed: in how many rounds, of how many with it
+
+
+def failures(rounds: Sequence[RoundRecord]) -> Failures:
+    """Count the rounds in which clients failed."""
+    failed = Counter(client for record in rounds for client in record.failed)
+    called = Counter(client for record in rounds for client in record.participants)
+    return {client: (failed[client], called[client]) for client in sorted(failed)}
+
+
+def failures_in_words(runs: Sequence[Failures], clients: int) -> str:
+    """Say how many of the clients failed, on average over runs; "" if none did."""
+    always = fmean(sum(failed == called for failed, called in of_run.values()) for of_run in runs)
+    parts = [(always, "in every round that they took part in"), (fmean(map(len, runs)) - always, "in some rounds")]
+    said = [f"{number:.3g} of {clients} clients failed {when}" for number, when in parts if number]
+    return ", ".join(said) + (" (mean over seeds)" if said and len(runs) > 1 else "")
 
 
 METRICS = tuple(each.name for each in fields(Metrics))

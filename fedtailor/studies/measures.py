@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fedtailor.result import RunResult
+from fedtailor.server.evaluation import LAST, averages
 
 Accuracies = dict[int, float]  # by client
 
@@ -12,8 +13,8 @@ def client_accuracies(result: RunResult) -> Accuracies:
     """Return each client's test accuracy in the round that counts; clients without test samples are left out."""
     chosen = result.chosen()
     counted = [record.results for record in result.clients if chosen is not None and record.round == chosen.round]
-    if result.experiment.evaluation.choose == "last-10":
-        counted = [record.results for record in result.clients if record.results][-10:]
+    if last := LAST.get(result.experiment.evaluation.choose):
+        counted = [record.results for record in result.clients if record.results][-last:]
     found: dict[int, list[float]] = {}
     for results in counted:
         for client, measured in results.items():
@@ -43,11 +44,21 @@ def samples_per_second(result: RunResult) -> float | None:
 
 
 def until(result: RunResult, target: float) -> tuple[int, int] | None:
-    """Find the first round whose accuracy reaches the target, and the bytes sent until its end; None if none does."""
-    sent = 0
-    for record in result.rounds:
+    """Find the first round in which the clients called so far reach the target on average, and the bytes sent until its
+    end; None if there is none.
+
+    Clients that were never called do not count: some methods adapt a model to their data, others give them one that is
+    not trained. So the same clients count for all methods.
+    """
+    sent, called, protocol = 0, set[int](), result.experiment.evaluation
+    for record, clients in zip(result.rounds, result.clients, strict=False):
         sent += record.bytes
-        if record.accuracy is not None and record.accuracy >= target:
+        called |= set(record.participants) - set(record.failed)
+        accuracy = record.accuracy
+        if protocol.clients == "all" and not clients.results.keys() <= called:
+            counted = {client: measured for client, measured in clients.results.items() if client in called}
+            accuracy = averages(counted, protocol.average).accuracy
+        if accuracy is not None and accuracy >= target:
             return record.round, sent
     return None
 

@@ -14,7 +14,7 @@ from typing import Any
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
 from fedtailor.result import RunResult
-from fedtailor.server.records import Plain
+from fedtailor.server.records import Plain, failures_in_words
 from fedtailor.studies.measures import (
     Accuracies,
     client_accuracies,
@@ -46,6 +46,8 @@ class Line:
     bytes_to_target: float | None
     samples_per_second: float | None
     bytes: float  # up and down, mean over seeds
+    failed: float  # clients that failed in some round, mean over seeds
+    failed_always: float  # clients that failed in every round that they were called in
     gain: float | None = None  # over Local: mean over clients, mean over seeds
     gain_std: float | None = None  # over clients (with n), mean over seeds
     losing: float | None = None  # clients worse than with Local, mean over seeds
@@ -228,6 +230,8 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         bytes_to_target=_mean(pair and pair[1] for pair in reached),
         samples_per_second=_mean(samples_per_second(result) for result in results),
         bytes=fmean(sum(record.bytes for record in result.rounds) for result in results),
+        failed=fmean(len(result.failures) for result in results),
+        failed_always=fmean(sum(f == n for f, n in result.failures.values()) for result in results),
     )
 
 
@@ -328,6 +332,15 @@ def _sentences(summary: Summary) -> Iterable[str]:
         yield f"Mean ± standard deviation (n − 1) over {len(lines[0].seeds)} seeds."
     if unfinished := [line.title for line in lines if not line.finished]:
         yield f"Not finished: {'; '.join(unfinished)}."
+    clients = len(lines[0].results[0].names)
+    said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
+    if failed := [f"{title}: {words}" for title, words in said if words]:
+        yield f"Failures: {'; '.join(failed)}. These clients count with models that missed that training."
+    if absent := max(len(result.never_called) for line in lines for result in line.results):
+        yield (
+            f"Up to {absent} of {clients} clients were never called: they count with what the "
+            "method gives to a new client."
+        )
     if any(line.gain is not None for line in lines):
         yield (
             f"Gain over {summary.base}: mean ± standard deviation over clients, averaged over seeds, and how many "
@@ -336,7 +349,11 @@ def _sentences(summary: Summary) -> Iterable[str]:
     yield "Worst decile: mean of the worst tenth of the clients."
     if summary.target is not None:
         slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
-        yield f"Rounds and bytes until the accuracy is {100 * summary.target:g} %, mean over seeds{slowest}."
+        partly = protocols[0].clients == "all" and any(
+            result.experiment.participation != "all" for line in lines for result in line.results
+        )
+        whose = "mean accuracy of the clients called so far" if partly else "accuracy"
+        yield f"Rounds and bytes until the {whose} is {100 * summary.target:g} %, mean over seeds{slowest}."
     yield from _about_the_test(summary)
 
 

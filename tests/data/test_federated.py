@@ -127,10 +127,10 @@ def test_official_with_natural_clients() -> None:
         federate(data, partition="natural", split="official", validation=0)
 
 
-def test_max_train_thins_the_training_samples_alone() -> None:
+def test_max_train_thins_training_samples_and_validation_samples_in_proportion() -> None:
     full = federate(natural(100, 20), partition="natural")
     split = federate(natural(100, 20), partition="natural", max_train=30)
-    assert sizes(split) == [[30, 10, 20], [14, 2, 4]]
+    assert sizes(split) == [[30, 4, 20], [14, 2, 4]]
     assert numbers(split.train(0)) < numbers(full.train(0))
     assert numbers(split.test(0)) == numbers(full.test(0))
     assert numbers(split.train(0)) != set(sorted(numbers(full.train(0)))[:30])

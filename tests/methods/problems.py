@@ -28,7 +28,13 @@ SMALL: dict[str, Any] = {
     "seed": 1,
 }
 MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
-EXACT: dict[str, Any] = {"dtype": "float64", "engine": "in-process", "test": 0.0, "validation": 0.0}
+EXACT: dict[str, Any] = {
+    "dtype": "float64",
+    "engine": "in-process",
+    "test": 0.0,
+    "validation": 0.0,
+    "evaluation": {"every": 0},
+}
 OWN: dict[str, Any] = {
     "model": "mlp:8",
     "rounds": 3,

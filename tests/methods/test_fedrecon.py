@@ -138,7 +138,9 @@ def test_with_everything_in_the_head_nothing_is_shared() -> None:
 )
 def test_the_split_is_one_for_good(support: float, samples: int, expected: int) -> None:
     method = FedRecon(support=support)
-    site = ft.run(method, data=digits([samples, 9]), test=0.0, validation=0.0, rounds=1).simulation.sites.site(0)
+    site = ft.run(
+        method, data=digits([samples, 9]), test=0.0, validation=0.0, evaluation={"every": 0}, rounds=1
+    ).simulation.sites.site(0)
     parts = [method._split(site.client(round, {})) for round in (1, 2)]
     for one, other in zip(*parts, strict=True):
         assert torch.equal(one.train_data[0], other.train_data[0])
@@ -151,7 +153,9 @@ def test_the_split_is_one_for_good(support: float, samples: int, expected: int) 
 @pytest.mark.parametrize(("support", "samples"), [(0.5, 1), (1.0, 12)])
 def test_all_samples_serve_for_both(support: float, samples: int) -> None:
     method = FedRecon(support=support)
-    site = ft.run(method, data=digits([samples, 9]), test=0.0, validation=0.0, rounds=1).simulation.sites.site(0)
+    site = ft.run(
+        method, data=digits([samples, 9]), test=0.0, validation=0.0, evaluation={"every": 0}, rounds=1
+    ).simulation.sites.site(0)
     for part in method._split(site.client(1, {})):
         assert torch.equal(part.train_data[0], site.data.train[0])
 
@@ -180,7 +184,14 @@ def test_a_new_client_has_what_all_others_have() -> None:
     """Two clients with the same samples, one of which never took part (full batches: no stream of their own)."""
     ((x, y),) = digits([40])
     result = ft.run(
-        "fedrecon", data=[(x, y), (x, y)], test=0.0, validation=0.0, batch="full", participation=1, rounds=1
+        "fedrecon",
+        data=[(x, y), (x, y)],
+        test=0.0,
+        validation=0.0,
+        evaluation={"every": 0},
+        batch="full",
+        participation=1,
+        rounds=1,
     )
     assert absent(result)
     assert torch.equal(personal(result, 0), personal(result, 1))

@@ -116,6 +116,7 @@ def test_identical_clients_with_one_full_step_are_central_gradient_descent() -> 
         lr=0.5,
         batch="full",
         test=0.0,
+        evaluation={"every": 0},
         validation=0.0,
     )
     initial = result.simulation.server.initial

@@ -40,6 +40,7 @@ TINY: dict[str, Any] = {
     "lr": 0.1,
     "dtype": "float64",
     "test": 0.0,
+    "evaluation": {"every": 0},
     "validation": 0.0,
     "engine": "in-process",
     "seed": 4,

@@ -213,7 +213,7 @@ def measurement(n_samples: int = 1, **metrics: float | None) -> Any:
 
 
 def test_weights_that_sum_to_zero_are_left_out() -> None:
-    """Without test samples, the mean over samples has no weights: validation metrics are then averaged over clients."""
+    """Metrics of no known number of samples have no weights: they are then averaged over clients."""
     nothing = Metrics()
     measured = {
         client: {"test": nothing, "validation": Metrics(loss=value, accuracy=value, n_samples=5), "train": nothing}
@@ -227,25 +227,43 @@ def test_weights_that_sum_to_zero_are_left_out() -> None:
     assert averages({}, "sample").accuracy is None
 
 
-def test_a_run_without_test_samples_has_validation_metrics() -> None:
-    settings = {**SMALL, "rounds": 2, "test": 0.0, "validation": 0.3}
-    by_sample = ft.run("fedavg", **settings, evaluation={"average": "sample"})
-    by_client = ft.run("fedavg", **settings)
-    assert by_sample.rounds[-1].validation_accuracy == by_client.rounds[-1].validation_accuracy is not None
-    assert by_sample.rounds[-1].accuracy is None
+@pytest.mark.parametrize("settings", [{"validation": 0.3}, {"validation": 0.3, "evaluation": {"train": True}}, {}])
+def test_a_run_without_test_samples_is_refused_before_any_work(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        ft.FedtailorError, match=r"^No client has test samples, so nothing could be measured: give --test"
+    ):
+        ft.run("fedavg", **SMALL, test=0.0, **settings, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
-def test_the_mean_over_samples_is_by_test_samples_and_that_of_training_by_training_samples() -> None:
-    def client(value: float, test: int, train: int) -> Any:
+def test_a_run_that_measures_nothing_needs_no_test_samples() -> None:
+    result = ft.run("fedavg", **SMALL, test=0.0, evaluation={"every": 0})
+    assert all(record.evaluated == 0 and record.loss is None for record in result.rounds)
+    assert result.chosen() is None
+    assert result.personal(0)
+
+
+@pytest.mark.parametrize("new_clients", [0, 2])
+def test_the_best_round_on_validation_data_needs_some(new_clients: int) -> None:
+    evaluation = {"choose": "best-validation", "clients": "new" if new_clients else "all"}
+    with pytest.raises(
+        ft.FedtailorError, match="No client has validation samples to choose the best round by: give --v"
+    ):
+        ft.run("fedavg", **SMALL, validation=0.0, new_clients=new_clients, evaluation=evaluation)
+
+
+def test_the_mean_over_samples_is_by_the_samples_of_the_split_that_was_measured() -> None:
+    def client(value: float, test: int, train: int, validation: int) -> Any:
         return {
             "test": Metrics(value, value, value, value, n_samples=test),
-            "validation": Metrics(value, value, n_samples=1),
+            "validation": Metrics(value, value, n_samples=validation),
             "train": Metrics(value, value, n_samples=train),
         }
 
-    measured = {0: client(0.0, 1, 9), 1: client(1.0, 3, 1)}
+    measured = {0: client(0.0, 1, 9, 3), 1: client(1.0, 3, 1, 2)}
     by_sample, by_client = averages(measured, "sample"), averages(measured, "client")
-    assert (by_sample.accuracy, by_sample.loss, by_sample.validation_accuracy) == (0.75, 0.75, 0.75)
+    assert (by_sample.accuracy, by_sample.loss) == (0.75, 0.75)
+    assert (by_sample.validation_accuracy, by_sample.validation_loss) == (0.4, 0.4)
     assert (by_client.accuracy, by_client.loss, by_client.validation_accuracy) == (0.5, 0.5, 0.5)
     assert by_sample.train_loss == by_client.train_loss == by_client.train_accuracy == pytest.approx(0.1)
     assert by_client.accuracy_std == 0.5

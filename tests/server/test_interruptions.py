@@ -11,7 +11,8 @@ import torch
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
-from fedtailor.server.loop import MAX_FAILED_ROUNDS, Loop
+from fedtailor.server.failures import MAX_FAILED_ROUNDS
+from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import RoundRecord
 from fedtailor.simulation import Objects, Simulation, prepare

@@ -194,7 +194,7 @@ def test_explicit_steps_follow_the_others_risks() -> None:
     """Figure 2 of PGFed, on clients with so few samples that drawing 50 of them is sampling their risks well enough."""
     data = [(torch.full((2, 3), float(c)), torch.tensor([c % 2, c % 2])) for c in range(3)]
     experiment = make_experiment({"method": "fedavg", "model": "logistic", "dtype": "float64", "test": 0.0,
-                                  "validation": 0.0, "data": "object:list"})  # fmt: skip
+                                  "validation": 0.0, "data": "object:list", "evaluation": {"every": 0}})  # fmt: skip
     prepared = prepare(experiment, Objects(data=data))
     theta = prepared.terms.initial
 
