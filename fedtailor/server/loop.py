@@ -162,8 +162,12 @@ class Loop:
             replies: dict[int, Reply] = {}
             with self._timed("training"):
                 for reply in transport.ask(requests):
-                    replies[reply.clients[0]] = reply
-                    self._take(total, reply, replies)
+                    if (client := reply.clients[0]) in messages and client not in replies:
+                        replies[client] = reply
+                        self._take(total, client, replies)
+                for client in messages.keys() - replies.keys():
+                    replies[client] = Reply((client,), error="it did not answer")
+                    self._take(total, client, replies)
             misled = self.failures.close(number, messages, replies, self.server)
         except BaseException:
             undo()
@@ -193,10 +197,10 @@ class Loop:
                 check_tensors("a message", message)
         return {client: messages[client] for client in self.server.participants}
 
-    def _take(self, total: Aggregator, reply: Reply, replies: dict[int, Reply]) -> None:
-        """Add a reply's upload to the round's total, and let go of it. One that is not what the method declares, or
+    def _take(self, total: Aggregator, client: int, replies: dict[int, Reply]) -> None:
+        """Add a client's upload to the round's total, and let go of it. One that is not what the method declares, or
         does not fit the others', makes a failure of its client."""
-        client = reply.clients[0]
+        reply = replies[client]
         if not reply.error:
             try:
                 check_tensors("its upload", reply.upload)
