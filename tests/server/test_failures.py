@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.local.descent import batches, step_count
 from fedtailor.local.optimizer import OptimizerSettings
+from fedtailor.messages import Reply, Request, Train
 from fedtailor.method import Uploads
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.reporting.tables import FORMATS, write_tables
 from fedtailor.studies.summary import summarize
-from tests.helpers import digits
+from fedtailor.transport import InProcess
+from tests.helpers import digits, make_simulation
 
 
 class Normed(nn.Module):
@@ -257,3 +260,42 @@ def test_max_train_thins_validation_samples_in_proportion() -> None:
     plenty = ft.federate(data, clients=5, partition="iid", validation=0.2, max_train=10**6)
     assert plenty.fingerprint() == whole.fingerprint()
     assert len(ft.federate(data, clients=5, partition="iid", max_train=1).validation(0)[1]) == 1
+
+
+def test_a_resumed_run_says_nothing_twice(tmp_path: Path) -> None:
+    run("fedbn", **{**SETTINGS, "rounds": 2}, out=tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ft.resume(tmp_path / "run", rounds=4, engine="in-process")
+    assert result.warnings == ["The network has no normalisation layers: FedBN is FedAvg here."]
+    assert sum(len(record.warnings) for record in result.rounds) == 1
+
+
+class Confused(InProcess):
+    """A transport that delivers replies twice, from nobody, and one not at all."""
+
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        for reply in super().ask(requests):
+            if isinstance(requests[0], Train) and reply.clients == (0,):
+                continue  # lost
+            yield reply
+            if isinstance(requests[0], Train):
+                yield Reply(reply.clients, {"theta": torch.full_like(reply.upload["theta"], 1e3)})
+                yield Reply((99,), {})
+
+
+def test_a_reply_counts_once_and_only_if_it_was_asked_for() -> None:
+    simulation, expected = make_simulation("fedavg", **SETTINGS), make_simulation("fedavg", **SETTINGS)
+    with pytest.warns(ft.ClientFailure, match="round 1: client 0 left out: it did not answer"):
+        record = simulation.loop.round(1, Confused(simulation.sites))
+    assert record.failed == [0]
+    with pytest.warns(ft.ClientFailure, match="it did not answer"):
+        expected.loop.round(1, Deaf(expected.sites))
+    assert torch.equal(simulation.server.state["theta"], expected.server.state["theta"])
+
+
+class Deaf(InProcess):
+    """A transport without client 0."""
+
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        yield from super().ask([r for r in requests if r.client != 0 or not isinstance(r, Train)])
