@@ -17,14 +17,14 @@ class FedRep(Method):
     the body far, so the rate of both is the experiment's but at most `max_lr`. Algorithm 1 weighs all participants
     equally; the authors' release weighs them by their samples: `released_weights`.
 
-    The personal model is the present φ with the client's last h_i, which was fitted to the φ that it received then. The
-    release ends with a round that fits every client's head once more: with `refit` each evaluation does so for
-    `head_epochs`, from h_i, without keeping the result.
+    The personal model is the present φ with h_i fitted to it once more, for `head_epochs` epochs; the release ends with
+    a round that does this for all clients. Without `refit` it is φ with h_i as it is, fitted to the φ of the client's
+    last round.
 
     Limits, with E the experiment's epochs and at most `max_lr` as its rate: `head_epochs=0` and `body_epochs=E` with
     `released_weights` is FedBABU's training; an empty head (`head=0`) and `body_epochs=E` with `released_weights` is
-    FedAvg; a head that is the whole network with `head_epochs=E` is Local. New clients: a head fitted to the present
-    body in `head_epochs`, as in the paper.
+    FedAvg; a head that is the whole network with `head_epochs=E` and without `refit` is Local. New clients: a head
+    fitted to the present body in `head_epochs`, as in the paper.
     """
 
     name: ClassVar[str] = "fedrep"
@@ -40,7 +40,7 @@ class FedRep(Method):
     max_lr: float = Field(
         0.02, gt=0, description="largest learning rate of head and body; the experiment's is cut to it"
     )
-    refit: bool = Field(False, description="evaluate with heads fitted to the present body, as the release does")
+    refit: bool = Field(True, description="predict with a head fitted to the present body, as the release does")
     released_weights: bool = Field(False, description="weigh participants by their samples, as the release does")
 
     @property
