@@ -77,7 +77,8 @@ def test_costs(capsys: pytest.CaptureFixture[str]) -> None:
         ("ifca", {"clusters": 3}, 4, 1, 4),
         ("pgfed-ce", {}, 2, 1, 2),
         ("pflego", {"inner_steps": 7}, 2, 1, 7),
-        ("per-fedavg", {}, 3, 4, 3),
+        ("per-fedavg", {}, 2, 2, 2),
+        ("per-fedavg", {"first_order": False}, 3, 4, 3),
     ],
 )
 def test_samples_are_counted(method: str, settings: dict[str, object], forward: int, backward: int, head: int) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
 
+PULL = 0.05  # λ/α_k by default
+
 
 class FedAMP(Method):
     """Each client minimises f_i(w) + λ/(2α_k) ‖w − u_i‖² around its own mix u_i of all models (Huang et al. 2021).
@@ -18,15 +20,19 @@ class FedAMP(Method):
     descent begins at the client's own w_i, which is also its personal model. A client that was not called yet counts
     with the initial vector, w⁰.
 
+    By default α_k = σ/N: then ξ_ii is never below 1/N, and equal models have equal weights. λ is α_k/20 by default, so
+    the pull towards u_i is λ/α_k = 0.05 however many clients there are.
+
     Limits: `lam=0` is Local. One client alone, or a σ so small that exp(−‖w_i − w_j‖²/σ) is 0, makes u_i = w_i:
-    FedProx with μ = λ/α_k around the client's own model. A σ far above all distances with α_k = σ/N makes every u_i
-    the plain mean of all models. `server_step` → 0 is not Local: the pull λ/α_k grows, and clients stay where they are.
+    FedProx with μ = λ/α_k around the client's own model. A σ far above all distances with the default α_k makes every
+    u_i the plain mean of all models. With λ given, `server_step` → 0 is not Local: the pull λ/α_k grows, and clients
+    stay where they are.
 
     New clients: the plain mean of all clients' last models.
 
     Deviations: the paper has α_k small enough for ξ_ii ≥ 0, which α_k ≤ σ/(N−1) ensures for any models. Where it is
-    larger and Σ_{j≠i} ξ_ij > 1, the others' weights are divided by that sum and ξ_ii = 0, so that u_i remains a mean.
-    α_k is the same in all rounds, and w_i is what the experiment's local descent makes of the argmin.
+    larger and Σ_{j≠i} ξ_ij > 1, the others' weights are divided by that sum and ξ_ii = 0, so that u_i remains a mean; a
+    warning says so. α_k is the same in all rounds, and w_i is what the experiment's local descent makes of the argmin.
     """
 
     name: ClassVar[str] = "fedamp"
@@ -37,8 +43,10 @@ class FedAMP(Method):
     uploads: ClassVar[Uploads] = {"w": Each()}
     keeps_model: ClassVar[bool] = True
 
-    lam: float = Field(0.1, ge=0, description="weight of the attraction between models, λ")
-    server_step: float = Field(0.5, gt=0, description="step of the server towards similar models, α_k")
+    lam: float | None = Field(None, ge=0, description="weight of the attraction between models, λ [0.05 α_k]")
+    server_step: float | None = Field(
+        None, gt=0, description="step of the server towards similar models, α_k [σ over the number of clients]"
+    )
     sigma: float = Field(10.0, gt=0, description="squared distance over which attention falls to 1/e, σ")
 
     def start(self, server: Server) -> None:
@@ -49,20 +57,37 @@ class FedAMP(Method):
         return {"mean": server.state["mean"]}
 
     def send_all(self, server: Server) -> Mapping[int, Message]:
-        mixes = server.mixed(self.weights(server.state["D"], server.participants), "w")
-        return {client: {"u": u} for client, u in zip(server.participants, mixes, strict=True)}
+        pull = PULL if self.lam is None else self.lam / self.step(server)  # λ/α_k
+        mixes = server.mixed(self.weights(server, server.participants), "w")
+        return {
+            client: {"u": u, "pull": u.new_tensor(pull)} for client, u in zip(server.participants, mixes, strict=True)
+        }
 
-    def weights(self, D: Tensor, clients: list[int]) -> Tensor:
+    def step(self, server: Server) -> float:
+        """Return α_k: by default σ/N, so that no models can make ξ_ii negative."""
+        return self.sigma / server.n_clients if self.server_step is None else self.server_step
+
+    def weights(self, server: Server, clients: list[int]) -> Tensor:
         """Compute ξ of these clients (rows) for all models, from the squared distances between them."""
-        xi = self.server_step / self.sigma * torch.exp(-D[clients] / self.sigma)  # α_k A'
-        own = range(len(clients)), clients
+        distances, own = server.state["D"][clients], (range(len(clients)), clients)
+        xi = self.step(server) / self.sigma * torch.exp(-distances / self.sigma)  # α_k A'
         xi[own] = 0.0
-        xi /= xi.sum(1, keepdim=True).clamp(min=1.0)
+        others = xi.sum(1, keepdim=True)
+        if (others > 1.001).any() and distances.any():  # beyond rounding; equal models have one mean, whatever ξ is
+            server.warn("self-weight", self._too_large(server))
+        xi /= others.clamp(min=1.0)
         xi[own] = (1 - xi.sum(1)).clamp(min=0)
         return xi
 
+    def _too_large(self, server: Server) -> str:
+        return (
+            "FedAMP: the weights of other clients' models add up to more than 1, so a client's own model counts for "
+            f"nothing in its mix: server_step {self.step(server):g} is too large for {server.n_clients} clients "
+            f"(at most {self.sigma / (server.n_clients - 1):.3g} is safe)."
+        )
+
     def train(self, client: Client, message: Message) -> Message:
-        u, pull = message["u"], self.lam / self.server_step
+        u, pull = message["u"], message["pull"]
         w = client.state.get("w", client.initial)
         client.state["w"] = client.descend(w, correction=lambda w: pull * (w - u))
         return {"w": client.state["w"]}
@@ -86,7 +111,7 @@ class FedAMP(Method):
         return None
 
     def observe(self, server: Server) -> Message:
-        return {"weights": self.weights(server.state["D"], [*range(server.n_clients)])}
+        return {"weights": self.weights(server, [*range(server.n_clients)])}
 
 
 def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class FedBABU(Method):
 
     uploads: ClassVar[Uploads] = {"body": Mean("samples")}
 
-    tuning_epochs: int = Field(1, ge=0, description="epochs of fine-tuning that make the personal model, τ_f")
+    tuning_epochs: int = Field(5, ge=0, description="epochs of fine-tuning that make the personal model, τ_f")
     tuned: Literal["all", "head", "body"] = Field("all", description="what is fine-tuned: everything, or one part")
     head_start: Literal["network", "orthogonal"] = Field(
         "network", description="the fixed head: the network's initial one, or the orthogonal one nearest to it"

@@ -13,12 +13,18 @@ class FedRep(Method):
     """Participants fit their heads to the shared body, then train the body, which is averaged (Collins et al. 2021).
 
     φ is the body, h_i the head, which never leaves. The head's epochs run on features that are computed once; the body
-    then gets the experiment's epochs. Algorithm 1 weighs all participants equally; the authors' release weighs them by
-    their samples: `released_weights`.
+    then gets `body_epochs` epochs: the experiment's own `epochs` and `steps` play no part. Heads that fit so well move
+    the body far, so the rate of both is the experiment's but at most `max_lr`. Algorithm 1 weighs all participants
+    equally; the authors' release weighs them by their samples: `released_weights`.
 
-    Limits: `head_epochs=0` with `released_weights` is FedBABU's training; an empty head (`head=0`) with
-    `released_weights` is FedAvg; a head that is the whole network with `head_epochs` equal to the experiment's epochs
-    is Local. New clients: a head fitted to the present body in `head_epochs`, as in the paper.
+    The personal model is the present φ with h_i fitted to it once more, for `head_epochs` epochs; the release ends with
+    a round that does this for all clients. Without `refit` it is φ with h_i as it is, fitted to the φ of the client's
+    last round.
+
+    Limits, with E the experiment's epochs and at most `max_lr` as its rate: `head_epochs=0` and `body_epochs=E` with
+    `released_weights` is FedBABU's training; an empty head (`head=0`) and `body_epochs=E` with `released_weights` is
+    FedAvg; a head that is the whole network with `head_epochs=E` and without `refit` is Local. New clients: a head
+    fitted to the present body in `head_epochs`, as in the paper.
     """
 
     name: ClassVar[str] = "fedrep"
@@ -30,6 +36,11 @@ class FedRep(Method):
     personal_head: ClassVar[bool] = True
 
     head_epochs: int = Field(10, ge=0, description="epochs of the head on the received body, τ")
+    body_epochs: int = Field(1, ge=0, description="epochs of the body under the new head, in place of the experiment's")
+    max_lr: float = Field(
+        0.02, gt=0, description="largest learning rate of head and body; the experiment's is cut to it"
+    )
+    refit: bool = Field(True, description="predict with a head fitted to the present body, as the release does")
     released_weights: bool = Field(False, description="weigh participants by their samples, as the release does")
 
     @property
@@ -40,15 +51,19 @@ class FedRep(Method):
         server.state["body"] = server.initial[server.body]
 
     def train(self, client: Client, message: Message) -> Message:
-        theta = self._fit_head(client, message)
+        theta = self._descend(client, self._joined(client, message), client.head, self.head_epochs)
         client.state["head"] = theta[client.head]
-        return {"body": client.descend(theta, part=client.body)[client.body]}
-
-    def _fit_head(self, client: Client, message: Message) -> Tensor:
-        theta = torch.cat([message["body"], client.state.get("head", client.initial[client.head])])
-        return client.descend(theta, part=client.head, epochs=self.head_epochs, steps=None)
+        return {"body": self._descend(client, theta, client.body, self.body_epochs)[client.body]}
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
-        if "head" in client.state:
-            return torch.cat([message["body"], client.state["head"]])
-        return self._fit_head(client.fresh(), message)  # the same in all rounds
+        theta = self._joined(client, message)
+        if "head" in client.state and not self.refit:
+            return theta
+        return self._descend(client.fresh(), theta, client.head, self.head_epochs)  # the same in all rounds
+
+    def _joined(self, client: Client, message: Message) -> Tensor:
+        """Join the shared body and the client's last head."""
+        return torch.cat([message["body"], client.state.get("head", client.initial[client.head])])
+
+    def _descend(self, client: Client, theta: Tensor, part: slice, epochs: int) -> Tensor:
+        return client.descend(theta, part=part, epochs=epochs, steps=None, lr=min(client.optimizer.lr, self.max_lr))

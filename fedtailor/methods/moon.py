@@ -21,6 +21,8 @@ class MOON(Method):
     local one, z_prev = z_glob, and ℓ_con has no gradient.
 
     New clients: the global model. Deviation: no projection head is added to the network; it can have one of its own.
+    So z comes after a ReLU in most networks, all cosines are positive, and μ must be small: the default is 0.1, where
+    the authors, with such a head, have 1 or 5.
     """
 
     name: ClassVar[str] = "moon"
@@ -28,7 +30,7 @@ class MOON(Method):
     shared_part: ClassVar[str] = "the model"
     own_part: ClassVar[str] = "only a memory of its last model"
 
-    mu: float = Field(1.0, ge=0, description="weight of the contrastive loss, μ")
+    mu: float = Field(0.1, ge=0, description="weight of the contrastive loss, μ")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive loss, τ")
 
     def train(self, client: Client, message: Message) -> Message:

@@ -40,6 +40,7 @@ def some_models(count: int = 5, size: int = 7, seed: int = 0) -> list[Tensor]:
     return list(torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
 
 
+@pytest.mark.filterwarnings("ignore:FedAMP")
 @pytest.mark.parametrize(("step", "sigma"), [(1.0, 10.0), (0.3, 3.0), (7.0, 1e3), (0.1, 0.5), (40.0, 9.0)])
 def test_the_weights_are_the_formulas(step: float, sigma: float) -> None:
     models = some_models()
@@ -60,28 +61,63 @@ def test_a_step_up_to_sigma_over_the_other_clients_gives_the_formula_as_it_is(cl
     """Σ_{j≠i} ξ_ij is largest where all models are equal: then it is (N−1) α_k / σ."""
     models = [some_models(1)[0]] * (clients - 1) + some_models(1, seed=1)
     method = FedAMP(server_step=3.0 / (clients - 1), sigma=3.0)
-    weights = method.weights(served(models, method).state["D"], [*range(len(models))])
+    weights = method.weights(served(models, method), [*range(len(models))])
     others = weights - weights.diag().diag()
     plain = 1 / (clients - 1) * torch.exp(-served(models, method).state["D"] / 3.0)
     close(others, plain - plain.diag().diag())
     assert (weights >= 0).all()
 
 
+@pytest.mark.parametrize("clients", [2, 22, 100])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0])
+def test_by_default_every_client_has_a_say_in_its_own_mix(clients: int, spread: float) -> None:
+    """ξ_ii ≥ 1/N whatever the models are, and ξ_ij = ξ_ii where all are equal. (A warning would be an error here.)"""
+    method = FedAMP()
+    models = [spread * model for model in some_models(clients)]
+    weights = method.weights(served(models, method), [*range(clients)])
+    assert (weights.diag() >= 1 / clients - 1e-12).all()
+    close(weights.sum(1), torch.ones(clients, dtype=torch.float64))
+    if not spread:
+        close(weights, torch.full((clients, clients), 1 / clients, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("clients", [2, 22, 100])
+def test_the_default_pull_does_not_depend_on_the_number_of_clients(clients: int) -> None:
+    for method in (FedAMP(), FedAMP(sigma=3.0), FedAMP(server_step=0.01)):
+        server = served(some_models(clients), method)
+        called(server, 2, [1])
+        assert method.send_all(server)[1]["pull"].item() == 0.05
+    method = FedAMP(lam=0.7)  # α_k = 10/N
+    server = served(some_models(clients), method)
+    called(server, 2, [0])
+    assert method.send_all(server)[0]["pull"].item() == pytest.approx(0.7 * clients / 10)
+
+
+def test_a_step_that_leaves_clients_without_a_weight_of_their_own_is_named_once() -> None:
+    how: dict[str, Any] = {**SMALL, "participation": "all", "rounds": 4, "sigma": 1e3}
+    with pytest.warns(UserWarning, match=r"own model counts.*server_step 300 is too large for 6 clients") as found:
+        result = ft.run("fedamp", server_step=300.0, **how)
+    assert len([one for one in found if "own model" in str(one.message)]) == 1
+    assert result.observed(4)["weights"].diag().max() < 1e-6
+    ft.run("fedamp", server_step=200.0, **how)  # σ/(N−1)
+
+
+@pytest.mark.filterwarnings("ignore:FedAMP")
 def test_a_larger_step_still_makes_a_mean_of_models() -> None:
     """Beyond, ξ_ii would be negative, and u_i outside what the models span."""
     for step in (1.0, 5.0, 1e3, 1e6):
         method = FedAMP(server_step=step, sigma=10.0)
         for dtype in (torch.float32, torch.float64):
-            D = served([model.to(dtype) for model in some_models(30)], method).state["D"]
-            weights = method.weights(D, [*range(30)])
+            server = served([model.to(dtype) for model in some_models(30)], method)
+            weights = method.weights(server, [*range(30)])
             assert (weights >= 0).all()
             torch.testing.assert_close(weights.sum(1), torch.ones(30, dtype=dtype))
 
 
 def test_the_weights_of_some_clients_are_rows_of_those_of_all() -> None:
     method = FedAMP(sigma=1.0)
-    D = served(some_models(9), method).state["D"]
-    assert torch.equal(method.weights(D, [1, 4, 8]), method.weights(D, [*range(9)])[[1, 4, 8]])
+    server = served(some_models(9), method)
+    assert torch.equal(method.weights(server, [1, 4, 8]), method.weights(server, [*range(9)])[[1, 4, 8]])
 
 
 def test_equal_models_stay_equal_whatever_the_step() -> None:
@@ -91,10 +127,12 @@ def test_equal_models_stay_equal_whatever_the_step() -> None:
     close(method.send_all(server)[0]["u"], some_models(1)[0])
 
 
+@pytest.mark.filterwarnings("ignore:FedAMP")
 @on_both
 @pytest.mark.parametrize(
     ("parameters", "settings"),
     [
+        ({}, {"participation": 3}),
         ({"lam": 0.6, "server_step": 1.5, "sigma": 4.0}, {}),
         ({"lam": 0.5, "server_step": 6.0, "sigma": 8.0}, {"momentum": 0.6, "keep_momentum": True, "participation": 4}),
     ],
@@ -105,9 +143,8 @@ def test_a_slow_version_comes_to_the_same_vectors(
     method, log = watched(FedAMP, **parameters)
     result, problem = run_on(method, **settings)
     momentum, attracted = settings.get("momentum", 0.0), 0
-    for number, slow in enumerate(
-        fedamp(problem, who(result), lr=result.experiment.lr, momentum=momentum, **parameters), 1
-    ):
+    known = {"lam": 0.05 * 10 / 6, "server_step": 10 / 6, "sigma": 10.0, **parameters}
+    for number, slow in enumerate(fedamp(problem, who(result), lr=result.experiment.lr, momentum=momentum, **known), 1):
         for i, u in slow.u.items():
             close(log.down[number, i]["u"], u)
             close(log.up[number, i]["w"], slow.models[i])
@@ -117,7 +154,7 @@ def test_a_slow_version_comes_to_the_same_vectors(
     participated = {client for clients in who(result) for client in clients}
     for client in participated:
         close(result.personal_vector(client), slow.models[client])
-    if not momentum:
+    if settings == {}:
         assert participated < set(range(6))
 
 
@@ -147,10 +184,10 @@ def test_clients_too_far_from_each_other_are_alone() -> None:
     assert_same(final(result), final(ft.run("fedamp", sigma=1e-5, **how)))
 
 
-def test_a_far_larger_sigma_with_its_share_as_step_is_the_plain_mean() -> None:
+def test_a_far_larger_sigma_is_the_plain_mean() -> None:
     """exp(−‖w_i − w_j‖²/σ) is 1 up to 1e-8 of it here, so u_i is the mean up to that."""
     models = some_models(5)
-    method = FedAMP(sigma=1e10, server_step=1e10 / 5)
+    method = FedAMP(sigma=1e10)
     server = served(models, method)
     called(server, 2, [3])
     torch.testing.assert_close(method.send_all(server)[3]["u"], torch.stack(models).mean(0), rtol=0, atol=1e-8)
@@ -233,6 +270,6 @@ def test_models_in_several_blocks_are_models_in_one(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(blocks[name], tensor, rtol=0, atol=1e-12)
 
 
-def test_one_vector_goes_down_and_one_up() -> None:
-    record = ft.run("fedamp", **SMALL).rounds[-1]
-    assert record.bytes_up == record.bytes_down == 3 * 4 * (64 * 16 + 16 + 16 * 10 + 10)
+def test_one_vector_and_a_number_go_down_and_one_vector_up() -> None:
+    record, size = ft.run("fedamp", **SMALL).rounds[-1], 64 * 16 + 16 + 16 * 10 + 10
+    assert (record.bytes_down, record.bytes_up) == (3 * 4 * (size + 1), 3 * 4 * size)

@@ -76,6 +76,11 @@ def test_fine_tuning_is_the_evaluations_own(more: dict[str, Any]) -> None:
     assert_same(final(mine), final(other))
 
 
+def test_five_epochs_by_default_as_in_the_release() -> None:
+    other = ft.run("fedbabu", **SMALL, tuning_epochs=0, evaluation={"fine_tune": 5})
+    assert ft.run("fedbabu", **SMALL).clients == other.clients
+
+
 @pytest.mark.parametrize("more", [{}, MOMENTUM, {"model": normed()}])
 def test_without_a_head_it_is_fedavg_fine_tuned(more: dict[str, Any]) -> None:
     mine = ft.run("fedbabu", **{**SMALL, **more}, head=0, tuning_epochs=1)
@@ -85,7 +90,7 @@ def test_without_a_head_it_is_fedavg_fine_tuned(more: dict[str, Any]) -> None:
 
 
 def test_with_everything_in_the_head_only_fine_tuning_trains() -> None:
-    result = ft.run("fedbabu", **SMALL, head=2)
+    result = ft.run("fedbabu", **SMALL, head=2, tuning_epochs=1)
     run = result.simulation
     assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 0
     tuned = run.sites.site(0).client(0, {}).descend(run.server.initial, epochs=1, purpose="fine-tuning")

@@ -102,6 +102,17 @@ def test_the_contrast_draws_features_from_the_last_model_to_the_global_one() -> 
     assert preference(final(drawn)["0/theta"]) > preference(final(plain)["0/theta"]) + 1e-3
 
 
+def test_by_default_it_is_no_worse_than_fedavg() -> None:
+    """Mean accuracy over three seeds: 56.0 % to 56.2 % (54.2 % with μ = 1, which wants a projection head)."""
+    how: dict[str, Any] = {"data": "digits", "clients": 10, "partition": "classes:2", "max_train": 60}
+    how |= {"model": "mlp:32", "rounds": 10, "engine": "in-process", "evaluation": {"every": 10}}
+
+    def mean(method: str) -> float:
+        return sum(ft.run(method, **how, seed=seed).accuracy or 0 for seed in range(3)) / 3
+
+    assert mean("moon") > mean("fedavg") - 0.01
+
+
 def test_a_network_without_a_cut_is_refused_at_once() -> None:
     with pytest.raises(ft.FedtailorError, match=r"round 1: .*MOON needs a network that can be cut"):
         ft.run("moon", data=digits([20, 20]), model="mlp:8", head=0, on_failure="stop", engine="in-process")

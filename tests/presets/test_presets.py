@@ -49,6 +49,30 @@ def test_parameters_of_a_column_reach_the_methods_that_have_them() -> None:
     assert found == {"alpha_weighted": False, "branches": 5, "per_layer": False}
 
 
+@pytest.mark.parametrize("table", ["table1-cifar10", "table1-cifar100", "organamnist", "office-home"])
+def test_pgfeds_baselines_have_the_values_of_its_release(table: str) -> None:
+    preset = ALL[f"pgfed/{table}"]
+    column = next(iter(preset.columns))
+    cells = {row.name: preset.experiment(row, column) for row in preset.rows}
+    with_momentum = {"local", "fedavg", "fedper", "lg-fedavg", "feddyn", "fedbabu", "pgfed", "pgfedmo"}
+    assert {name for name, cell in cells.items() if cell.momentum == 0.9} == with_momentum & cells.keys()
+    assert {cell.momentum for cell in cells.values()} == {0.0, 0.9}
+    values = {
+        "fedrep": {"head_epochs": 1, "body_epochs": 5, "refit": False, "released_weights": True},
+        "apfl": {"alpha": 0.5, "adaptive": False},
+        "per-fedavg": {"inner_lr": 0.005, "first_order": True},
+        "feddyn": {"alpha": 0.1},
+        "pfedme": {"lam": 1.0, "prox_steps": 5, "outer_lr": 0.005, "beta": 1.0},
+        "fedfomo": {"models": 8},
+        "fedbabu": {"tuning_epochs": 1},
+        "lg-fedavg": {"warm_rounds": 0},
+    }
+    for name in values.keys() & cells.keys():
+        assert cells[name].parameters == values[name]
+    for name, cell in cells.items():  # of pFedMe, the personal rate; of Per-FedAvg, β
+        assert cell.lr == (0.01 if name == "pfedme" else 0.005)
+
+
 def test_a_column_is_a_preset_of_its_own() -> None:
     preset = find_preset("pgfed/table1-cifar10-50")
     assert list(preset.columns) == ["50"]

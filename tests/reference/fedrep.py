@@ -43,3 +43,18 @@ def fedrep(
             bodies.append(theta[:body])
         phi = mean(bodies, [weights[i] for i in participants])
     return phi, heads
+
+
+def refitted(
+    slope: Callable[[int, Tensor], Tensor],
+    i: int,
+    theta: Tensor,
+    *,
+    body: int,
+    head_steps: int,
+    lr: float,
+    momentum: float,
+) -> Tensor:
+    """Fit the head of a model once more, at client i."""
+    batches = [None] * head_steps
+    return descend(lambda at, _: slope(i, at), theta, batches, lr=lr, momentum=momentum, part=slice(body, None))[0]

@@ -18,11 +18,19 @@ def lg_fedavg(
     steps: int,
     lr: float,
     momentum: float,
+    warm: int = 0,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run the rounds with these participants. Return the shared head, and every client's body: the first `body`
-    entries of its vector."""
-    head, bodies = initial[body:], [initial[:body] for _ in samples]
-    for participants in rounds:
+    """Run the rounds with these participants, the first `warm` of them as FedAvg. Return the shared head, and every
+    client's body: the first `body` entries of its vector."""
+    start = initial
+    for participants in rounds[:warm]:
+        ends = [
+            descend(lambda at, _, i=i: slope(i, at), start, [None] * steps, lr=lr, momentum=momentum)[0]
+            for i in participants
+        ]
+        start = mean(ends, [samples[i] for i in participants])
+    head, bodies = start[body:], [start[:body] for _ in samples]
+    for participants in rounds[warm:]:
         heads = []
         for i in participants:
             theta = torch.cat([bodies[i], head])

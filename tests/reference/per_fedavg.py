@@ -27,7 +27,7 @@ def per_fedavg(
     *,
     lr: float,
     inner_lr: float,
-    first_order: bool = False,
+    first_order: bool = True,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> Iterator[Round]:
