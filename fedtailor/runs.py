@@ -23,6 +23,7 @@ from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
 from fedtailor.simulation import Objects, Prepared, Simulation, look_into, prepare, reopen
 
+CHANGEABLE = ("rounds", "workers", "engine", "deadline", "states", "checkpoint_every", "data_dir", "debug")
 OnRound = Callable[[RoundRecord], None]
 OnStart = Callable[[Loop], None]
 
@@ -112,13 +113,13 @@ def resume(
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same numbers as if it had never stopped.
 
-    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`,
+    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `deadline`,
     `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed again.
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()
     for name in changes:
-        if name not in ("rounds", "workers", "engine", "states", "checkpoint_every", "data_dir", "debug"):
+        if name not in CHANGEABLE:
             raise FedtailorError(f"{name!r} cannot be changed when a run is resumed: start a new run for it.")
     after = make_experiment({**before.model_dump(), **changes})
     if after.rounds < before.rounds:

@@ -171,8 +171,12 @@ class Simulation:
         on_disk, device = experiment.states == "disk", terms.initial.device
         self.sites = Sites.at(data, terms, checkpoint / "sites" if checkpoint else None, on_disk)
         store = Store(checkpoint / "server" if checkpoint else None, "server", on_disk, device)
-        engine = "in-process" if experiment.debug else experiment.engine
-        self.transport: Transport = make_transport(engine, self.sites, experiment.workers, device.type == "cpu")
+        engine, deadline = experiment.engine, experiment.deadline
+        if experiment.debug:  # whoever looks at a client with a debugger takes his time
+            engine, deadline = "in-process", None
+        self.transport: Transport = make_transport(
+            engine, self.sites, experiment.workers, device.type == "cpu", deadline
+        )
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
         self.loop = Loop(
@@ -332,7 +336,7 @@ def look_into(path: Path, data_dir: str | None = None) -> Simulation:
     directory = RunDirectory(path)
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
-    experiment = before.model_copy(update={**here, "engine": "in-process", "tensorboard": False})
+    experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "tensorboard": False})
     prepared = prepare(experiment, Objects())
     directory.check(prepared.data, prepared.terms.fingerprint)
     run = Simulation(prepared, directory)

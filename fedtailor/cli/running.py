@@ -95,6 +95,9 @@ def resume(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="worker processes", show_default=False)] = None,
     engine: Annotated[str | None, typer.Option(help="where clients run", show_default=False)] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
+    ] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
 ) -> None:
     """Continue an interrupted run from its last checkpoint.
@@ -103,7 +106,7 @@ def resume(
     """
     from fedtailor.runs import resume as resume_run
 
-    given = {"rounds": rounds, "workers": workers, "engine": engine, "data_dir": data_dir}
+    given = {"rounds": rounds, "workers": workers, "engine": engine, "deadline": deadline, "data_dir": data_dir}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress_bars() as bars:
         bar = RoundProgress(bars, str(directory), None)

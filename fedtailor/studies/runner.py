@@ -79,7 +79,7 @@ def perform(
 
     with suppress(_Stop):
         if (path / "experiment.toml").is_file():
-            where = ("workers", "engine", "data_dir")
+            where = ("workers", "engine", "deadline", "data_dir")
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
             return resume(path, on_round=each, on_start=on_start, **changes)
         if path.is_dir():  # ended in its first moment, before there was anything to go on with
