@@ -330,14 +330,14 @@ def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
     return Simulation(prepared, directory)
 
 
-def look_into(path: Path, data_dir: str | None = None) -> Simulation:
+def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simulation:
     """Open the simulation of a run directory as its last checkpoint left it, to look at: nothing is written. It is
     looked at on the CPU where the run's device is not available."""
     directory = RunDirectory(path)
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
     experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "tensorboard": False})
-    prepared = prepare(experiment, Objects())
+    prepared = prepare(experiment, objects)
     directory.check(prepared.data, prepared.terms.fingerprint)
     run = Simulation(prepared, directory)
     run.loop.look(run.transport)

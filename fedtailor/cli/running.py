@@ -99,6 +99,7 @@ def resume(
         float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
 ) -> None:
     """Continue an interrupted run from its last checkpoint.
 
@@ -111,7 +112,7 @@ def resume(
     with progress_bars() as bars:
         bar = RoundProgress(bars, str(directory), None)
         try:
-            result = resume_run(directory, on_round=bar.round, on_start=bar.start, **changes)
+            result = resume_run(directory, trust=trust, on_round=bar.round, on_start=bar.start, **changes)
         except KeyboardInterrupt:
             bars.stop()
             _interrupted(directory)

@@ -14,7 +14,8 @@ from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import find_method
 from fedtailor.result import RunResult
-from fedtailor.runs import OnRound, OnStart, load, resume, run_prepared
+from fedtailor.runs import OnRound, OnStart, load, named_code, resume, run_prepared
+from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.simulation import Objects, Prepared, partition_data, prepare
 
@@ -81,7 +82,8 @@ def perform(
         if (path / "experiment.toml").is_file():
             where = ("workers", "engine", "deadline", "data_dir")
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
-            return resume(path, on_round=each, on_start=on_start, **changes)
+            asked = named_code(experiment) == named_code(RunDirectory(path).experiment())  # no other code than that
+            return resume(path, trust=asked, on_round=each, on_start=on_start, **changes)
         if path.is_dir():  # ended in its first moment, before there was anything to go on with
             shutil.rmtree(path)
         return run_prepared(experiment, prepare(experiment), path, each, on_start)
