@@ -18,6 +18,7 @@ from fedtailor.data import Dataset, FederatedData, federate, from_list, load
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.imports import import_object
+from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.streams import torch_seed
@@ -307,6 +308,7 @@ def find_loss(name: str) -> Loss:
 def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
     """One pass over two samples: do the network, the data and the loss fit together?"""
     network.module.eval()
+    before = changes(data.x, data.y)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -319,6 +321,8 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
+    if changes(data.x, data.y) != before:
+        raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
 
 
 def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:

@@ -159,6 +159,18 @@ def work_changes_nothing_else(method: Method) -> None:
         _assert_same(states[client], simulation.state_of(client))
 
 
+def data_are_only_read(method: Method) -> None:
+    """Nothing writes into the samples or the initial vector, not even by ways that PyTorch does not count."""
+    simulation = _simulation(method, **{**SMALL, "participation": "all", "batch": "full"})
+    data, initial = simulation.data, simulation.terms.initial
+    before = data.fingerprint(), initial.clone()
+    simulation.round(1)
+    for client in range(6):
+        simulation.personal_model(client)
+    assert data.fingerprint() == before[0], "the samples were changed"
+    assert torch.equal(initial, before[1]), "client.initial was changed"
+
+
 def own_model_needs_no_broadcast(method: Method) -> None:
     """A method that declares `keeps_model` predicts without the broadcast once it has trained."""
     if not method.keeps_model:
@@ -264,6 +276,7 @@ CHECKS: tuple[Check, ...] = (
     uploads_are_declared,
     state_is_the_clients_own,
     work_changes_nothing_else,
+    data_are_only_read,
     own_model_needs_no_broadcast,
     bytes_are_counted_exactly,
     personal_model_is_what_was_measured,

@@ -1,4 +1,4 @@
-"""Computation that depends on nothing but its inputs."""
+"""Computation that depends on nothing but its inputs, and leaves these as they are."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,6 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+
+def changes(*tensors: Tensor) -> list[int | None]:
+    """Count the changes of tensors in place, by any view of their memory. (PyTorch does not count those through NumPy
+    or `.data`, nor any of an inference tensor: None.)"""
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _flushes_denormals() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtailor.data import FederatedData
 from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
-from fedtailor.local.isolation import isolated
+from fedtailor.local.isolation import changes, isolated
 from fedtailor.methods import find_method
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart, load, named_code, resume, run_prepared
@@ -38,14 +38,17 @@ class PreparedRuns:
 
     def __init__(self) -> None:
         self._data: dict[str, FederatedData] = {}
+        self._changes: list[int | None] = []
 
     def prepare(self, experiment: Experiment) -> Prepared:
         """Load, partition and build all that a run needs before its first round."""
         with isolated():
             key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
-            if key not in self._data:
+            known = self._data.get(key)
+            if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
                 self._data.clear()  # one data set in memory is enough: runs come ordered by their data
-                self._data[key] = partition_data(experiment)
+                known = self._data[key] = partition_data(experiment)
+                self._changes = changes(known.x, known.y)
             return prepare(experiment, Objects(data=self._data[key]))
 
 
