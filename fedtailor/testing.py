@@ -122,13 +122,13 @@ def bytes_are_counted_exactly(method: Method) -> None:
 
 
 def uploads_are_declared(method: Method) -> None:
-    """A client uploads exactly what `uploads` names."""
+    """A client uploads exactly what `uploads` names, with the shapes and types that `upload_like` declares."""
     simulation = _simulation(method, **SMALL)
     simulation.round(1)
     simulation.loop.call(2)
     for number, message in method.send_all(simulation.server).items():
         client = simulation.sites.site(number).client(2, copied(simulation.state_of(number)))
-        check_upload(method, method.train(client, copied(message)))
+        check_upload(method, method.train(client, copied(message)), simulation.server, number)
 
 
 def state_is_the_clients_own(method: Method) -> None:

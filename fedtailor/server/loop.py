@@ -189,7 +189,7 @@ class Loop:
         """Add a reply's upload to the round's total, and let go of it."""
         if not reply.error:
             try:
-                check_upload(self.method, reply.upload)
+                check_upload(self.method, reply.upload, self.server, reply.clients[0])
             except ValueError as error:
                 reply.error = str(error)
         reply.bytes_up = message_bytes(reply.upload)

@@ -137,6 +137,9 @@ class Shapeless(ft.Method):
         theta = torch.ones(4 + client.id) if self.what == "theta" else message["theta"]
         return {"theta": theta, "alpha": torch.ones(() if self.what == "theta" else 7)}
 
+    def upload_like(self, server: ft.Server, client: int) -> ft.Message:
+        return {"theta": torch.ones(4 + client)} if self.what == "theta" else {"alpha": torch.ones(7)}
+
 
 @pytest.mark.parametrize("engine", ["in-process", "processes"])
 def test_a_method_whose_uploads_cannot_be_added_up_is_told_so(engine: str) -> None:
