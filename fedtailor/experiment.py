@@ -24,7 +24,7 @@ DATA_SETTINGS = (
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
 EXECUTION_ONLY = {
     "engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard",
-    "debug",
+    "debug", "deadline",
 }  # fmt: skip
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
@@ -150,6 +150,9 @@ class Experiment(_Strict):
     )
     engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
     workers: int | None = Field(None, ge=1, description="worker processes [as many as cores]")
+    deadline: float | None = Field(
+        None, gt=0, description="seconds that a client may take for its work in a round before it counts as failed"
+    )
     states: Literal["memory", "disk"] = Field("memory", description="where the clients' states are kept during the run")
     observe_every: int = Field(1, ge=1, description="record the method's diagnostics every N rounds")
     observe_limit: float = Field(64.0, ge=0, description="MB that the recorded diagnostics may take altogether")
@@ -211,6 +214,7 @@ class Settings(TypedDict, total=False):
     on_failure: Literal["skip", "stop"]
     engine: Literal["auto", "in-process", "processes"]
     workers: int | None
+    deadline: float | None
     states: Literal["memory", "disk"]
     observe_every: int
     observe_limit: float

@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedtailor.errors import FedtailorError, explained
 from fedtailor.local.client import Client
 from fedtailor.local.descent import Batch
 from fedtailor.local.layout import Layout
@@ -217,6 +218,14 @@ class Method(BaseModel):
         for name in self.means:
             server.state[name] = total[name]
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        """Return tensors of the shapes and types of what a participant uploads this round: the server refuses others.
+
+        What is not among them is like the server's tensor of the same name or, if there is none, like the model; the
+        weights of a mean are one number.
+        """
+        return {}
+
     def global_model(self, server: Server) -> Tensor | None:
         """Return the one global model, if the method has one."""
         return server.state.get("theta")
@@ -267,9 +276,30 @@ def describe_uploads(method: Method) -> dict[str, str]:
     return seen
 
 
-def check_upload(method: Method, upload: Mapping[str, Any]) -> None:
-    """Refuse an upload that is not what the method declares."""
+def check_upload(method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0) -> None:
+    """Refuse an upload that is not what the method declares: other names or, at the server, other shapes or types."""
     if missing := sorted(method.uploaded - upload.keys()):
         raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")
     if unknown := sorted(upload.keys() - method.uploaded):
         raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")
+    if server is None:
+        return
+    try:
+        declared = method.upload_like(server, client)
+    except Exception as error:  # a method's own fault, of any kind
+        raise FedtailorError(f"{type(method).__name__}, upload_like: {explained(error)}.") from error
+    weights = {how.weights for how in method.uploads.values() if isinstance(how, Mean)}
+    for name, tensor in upload.items():
+        usual = server.initial[0] if name in weights else server.initial
+        like = declared.get(name, server.state.get(name, usual))
+        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+            raise ValueError(
+                f"its upload {name!r} is {_kind(tensor)}, where {type(method).__name__} declares {_kind(like)} (see "
+                "`upload_like`)"
+            )
+
+
+def _kind(tensor: Tensor) -> str:
+    """Say in words what type and shape a tensor has."""
+    shape = "×".join(map(str, tensor.shape))
+    return f"{str(tensor.dtype).removeprefix('torch.')} " + (f"of shape {shape}" if shape else "(one number)")

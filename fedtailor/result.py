@@ -174,11 +174,13 @@ class RunResult:
 
     def personal(self, client: int | str) -> dict[str, Tensor]:
         """The model that a client (by number or name) predicts with, as a state dict of the network."""
-        return self.simulation.terms.network.state_dict(self.personal_vector(client))
+        with isolated():
+            return self.simulation.terms.network.state_dict(self.personal_vector(client))
 
     def global_vector(self) -> Tensor | None:
         """The global model as a vector, if the method has one."""
-        return self.simulation.loop.method.global_model(self.simulation.server)
+        with isolated():
+            return self.simulation.loop.method.global_model(self.simulation.server)
 
     def number_of(self, client: int | str) -> int:
         """A client's number, from its name or the number itself (a name comes first)."""

@@ -15,6 +15,7 @@ from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import CATALOGUE, find_method
+from fedtailor.models import CATALOGUE as NETWORKS
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
 from fedtailor.server.loop import Loop
@@ -23,6 +24,7 @@ from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
 from fedtailor.simulation import Objects, Prepared, Simulation, look_into, prepare, reopen
 
+CHANGEABLE = ("rounds", "workers", "engine", "deadline", "states", "checkpoint_every", "data_dir", "debug")
 OnRound = Callable[[RoundRecord], None]
 OnStart = Callable[[Loop], None]
 
@@ -106,25 +108,27 @@ def resume(
     data: Dataset | Sequence[Any] | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
+    trust: bool = False,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
     **changes: Any,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same numbers as if it had never stopped.
 
-    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`,
+    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `deadline`,
     `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed again.
+    Where the run names code, a method, network or loss as `module:name`, pass the object or `trust` it.
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()
     for name in changes:
-        if name not in ("rounds", "workers", "engine", "states", "checkpoint_every", "data_dir", "debug"):
+        if name not in CHANGEABLE:
             raise FedtailorError(f"{name!r} cannot be changed when a run is resumed: start a new run for it.")
     after = make_experiment({**before.model_dump(), **changes})
     if after.rounds < before.rounds:
         raise FedtailorError(f"The run in {path} has {before.rounds} rounds already: it can only get more.")
     objects = Objects(method, data, model, loss)
-    _check_objects(before, objects)
+    _check_objects(Path(path), before, objects, trust)
     with isolated(), closing(reopen(Path(path), after, objects)) as old:
         old.restore()
         if after.rounds != before.rounds:
@@ -132,15 +136,28 @@ def resume(
         return _finish(old, on_round, on_start)
 
 
-def load(path: str | Path, data_dir: str | None = None) -> RunResult:
-    """The result of a run directory, finished or not. `data_dir` says where its data lie now, if they were moved."""
+def load(
+    path: str | Path,
+    data_dir: str | None = None,
+    *,
+    method: Method | None = None,
+    data: Dataset | Sequence[Any] | None = None,
+    model: ModelLike | None = None,
+    loss: Loss | None = None,
+    trust: bool = False,
+) -> RunResult:
+    """The result of a run directory, finished or not. `data_dir` says where its data lie now, if they were moved.
+
+    Reading it runs nothing that the run names. Models and states of a run that names code of its own need the objects,
+    as in `resume`, or `trust`.
+    """
     directory = RunDirectory(Path(path))
-    experiment = directory.experiment()
+    experiment, objects = directory.experiment(), Objects(method, data, model, loss)
 
     def opened() -> Simulation:
-        _check_objects(experiment, Objects())
+        _check_objects(Path(path), experiment, objects, trust)
         with isolated():
-            return look_into(Path(path), data_dir)
+            return look_into(Path(path), objects, data_dir)
 
     names, clients = directory.partition()["clients"], list(directory.clients())
     return RunResult(experiment, directory.rounds(), lambda: clients, names, opened, Path(path))
@@ -188,8 +205,9 @@ def _written(method: Method) -> dict[str, Any]:
     return parameters
 
 
-def _check_objects(experiment: Experiment, objects: Objects) -> None:
-    """A run that was given objects needs them again, and the same ones as far as that can be seen."""
+def _check_objects(path: Path, experiment: Experiment, objects: Objects, trust: bool) -> None:
+    """A run that was given objects needs them again, and the same ones as far as that can be seen. Code that it names
+    is run if the caller passes it or trusts it: a run directory may be anybody's."""
     for name in ("method", "data", "model", "loss"):
         recorded, given = str(getattr(experiment, name)), getattr(objects, name)
         if isinstance(given, Method):
@@ -201,3 +219,16 @@ def _check_objects(experiment: Experiment, objects: Objects) -> None:
             raise FedtailorError(f"The run's data have a name ({recorded}): leave data= out.")
         if recorded.startswith(("object:", "__main__:")) and given is None:
             raise FedtailorError(f"This run got its {name} as a Python object ({recorded}): pass {name}= to resume it.")
+    strange = [f"{kind} {name}" for kind, name in named_code(experiment).items() if getattr(objects, kind) is None]
+    if strange and not trust:
+        raise FedtailorError(
+            f"The run in {path} names code of its own ({', '.join(strange)}): if you trust it, say --trust (trust=True "
+            "in Python), or pass the object."
+        )
+
+
+def named_code(experiment: Experiment) -> dict[str, str]:
+    """The code that an experiment names: `module:name` in place of a name of the catalogue."""
+    kinds = ("method", "model", "loss")
+    names = {kind: str(getattr(experiment, kind)) for kind in kinds if ":" in getattr(experiment, kind)}
+    return {kind: name for kind, name in names.items() if kind != "model" or name.partition(":")[0] not in NETWORKS}

@@ -18,6 +18,7 @@ from fedtailor.data import Dataset, FederatedData, federate, from_list, load
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.imports import import_object
+from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.streams import torch_seed
@@ -186,8 +187,12 @@ class Simulation:
         on_disk, device = experiment.states == "disk", terms.initial.device
         self.sites = Sites.at(data, terms, checkpoint / "sites" if checkpoint else None, on_disk)
         store = Store(checkpoint / "server" if checkpoint else None, "server", on_disk, device)
-        engine = "in-process" if experiment.debug else experiment.engine
-        self.transport: Transport = make_transport(engine, self.sites, experiment.workers, device.type == "cpu")
+        engine, deadline = experiment.engine, experiment.deadline
+        if experiment.debug:  # whoever looks at a client with a debugger takes his time
+            engine, deadline = "in-process", None
+        self.transport: Transport = make_transport(
+            engine, self.sites, experiment.workers, device.type == "cpu", deadline
+        )
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
         self.loop = Loop(
@@ -318,6 +323,7 @@ def find_loss(name: str) -> Loss:
 def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
     """One pass over two samples: do the network, the data and the loss fit together?"""
     network.module.eval()
+    before = changes(data.x, data.y)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -330,6 +336,8 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
+    if changes(data.x, data.y) != before:
+        raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
 
 
 def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
@@ -341,14 +349,14 @@ def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
     return Simulation(prepared, directory)
 
 
-def look_into(path: Path, data_dir: str | None = None) -> Simulation:
+def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simulation:
     """Open the simulation of a run directory as its last checkpoint left it, to look at: nothing is written. It is
     looked at on the CPU where the run's device is not available."""
     directory = RunDirectory(path)
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
-    experiment = before.model_copy(update={**here, "engine": "in-process", "tensorboard": False})
-    prepared = prepare(experiment, Objects())
+    experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "tensorboard": False})
+    prepared = prepare(experiment, objects)
     directory.check(prepared.data, prepared.terms.fingerprint)
     run = Simulation(prepared, directory)
     run.loop.look(run.transport)

@@ -122,13 +122,13 @@ def bytes_are_counted_exactly(method: Method) -> None:
 
 
 def uploads_are_declared(method: Method) -> None:
-    """A client uploads exactly what `uploads` names."""
+    """A client uploads exactly what `uploads` names, with the shapes and types that `upload_like` declares."""
     simulation = _simulation(method, **SMALL)
     simulation.round(1)
     simulation.loop.call(2)
     for number, message in method.send_all(simulation.server).items():
         client = simulation.sites.site(number).client(2, copied(simulation.state_of(number)))
-        check_upload(method, method.train(client, copied(message)))
+        check_upload(method, method.train(client, copied(message)), simulation.server, number)
 
 
 def state_is_the_clients_own(method: Method) -> None:
@@ -157,6 +157,18 @@ def work_changes_nothing_else(method: Method) -> None:
     _assert_same(before, simulation.server.state)
     for client in range(6):
         _assert_same(states[client], simulation.state_of(client))
+
+
+def data_are_only_read(method: Method) -> None:
+    """Nothing writes into the samples or the initial vector, not even by ways that PyTorch does not count."""
+    simulation = _simulation(method, **{**SMALL, "participation": "all", "batch": "full"})
+    data, initial = simulation.data, simulation.terms.initial
+    before = data.fingerprint(), initial.clone()
+    simulation.round(1)
+    for client in range(6):
+        simulation.personal_model(client)
+    assert data.fingerprint() == before[0], "the samples were changed"
+    assert torch.equal(initial, before[1]), "client.initial was changed"
 
 
 def own_model_needs_no_broadcast(method: Method) -> None:
@@ -264,6 +276,7 @@ CHECKS: tuple[Check, ...] = (
     uploads_are_declared,
     state_is_the_clients_own,
     work_changes_nothing_else,
+    data_are_only_read,
     own_model_needs_no_broadcast,
     bytes_are_counted_exactly,
     personal_model_is_what_was_measured,

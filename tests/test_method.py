@@ -1,5 +1,6 @@
 """The server's side of a method: what it keeps of clients, single uploads as matrices, and what a method declares."""
 
+import re
 from typing import Any, ClassVar
 
 import pytest
@@ -148,3 +149,70 @@ def test_a_message_for_each_participant_and_for_nobody_else() -> None:
 
     with pytest.raises(ft.FedtailorError, match="send_all must return one message for each"):
         ft.run(Forgetting(), data="digits", clients=2, rounds=1, model="mlp:4", engine="in-process")
+
+
+# --- shapes and types ---
+
+
+class Raw(ft.Method):
+    """FedAvg whose client 1 uploads its training data under a name that the method declares."""
+
+    uploads: ClassVar[Uploads] = {"theta": ft.Mean("weight"), "own": ft.Each(), "loss": ft.Each()}
+    where: str = "own"
+
+    def upload_like(self, server: Server, client: int) -> ft.Message:
+        return {"loss": server.initial[0]}
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        theta = client.descend(message["theta"])
+        upload = {
+            "theta": theta,
+            "own": theta,
+            "loss": client.loss(theta),
+            "weight": theta.new_tensor(client.n_samples),
+        }
+        return {**upload, self.where: client.train_data[0]} if client.id == 1 else upload
+
+
+@pytest.mark.parametrize("engine", ["in-process", "processes"])
+@pytest.mark.parametrize(
+    ("where", "declared"),
+    [("theta", "of shape 310"), ("own", "of shape 310"), ("loss", "(one number)"), ("weight", "(one number)")],
+)
+def test_raw_data_under_a_declared_name_are_refused(where: str, declared: str, engine: str) -> None:
+    settings = {"data": "digits", "clients": 3, "rounds": 1, "model": "mlp:4", "max_train": 20, "engine": engine}
+    said = f"Raw, round 1: client 1 left out: its upload {where!r} is float32 of shape 20×1×8×8, where Raw declares "
+    with pytest.warns(ft.ClientFailure, match=re.escape(f"{said}float32 {declared} (see `upload_like`).")):
+        result = ft.run(Raw(where=where), **settings)
+    assert result.rounds[0].failed == [1]
+
+
+class Typed(ft.Method):
+    """FedAvg whose clients upload numbers of a type."""
+
+    kind: str = "float64"
+    declared: bool = False
+
+    def upload_like(self, server: Server, client: int) -> ft.Message:
+        return {"theta": server.initial.to(getattr(torch, self.kind))} if self.declared else {}
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        return {"theta": client.descend(message["theta"].float()).to(getattr(torch, self.kind))}
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16", "int64"])
+def test_another_type_must_be_declared(kind: str) -> None:
+    settings = {"data": "digits", "clients": 2, "rounds": 1, "model": "mlp:4", "engine": "in-process"}
+    said = rf"its upload 'theta' is {kind} of shape 310, where Typed declares float32 of shape 310"
+    with pytest.raises(ft.FedtailorError, match=said):
+        ft.run(Typed(kind=kind), on_failure="stop", **settings)
+    assert ft.run(Typed(kind=kind, declared=True), **settings).finished
+
+
+def test_a_fault_in_the_declaration_is_told() -> None:
+    class Faulty(Typed):
+        def upload_like(self, server: Server, client: int) -> ft.Message:
+            return {"theta": server.state["thteta"]}
+
+    with pytest.raises(ft.FedtailorError, match=r"^Faulty, upload_like: KeyError: 'thteta' \(test_method\.py, line"):
+        ft.run(Faulty(), data="digits", clients=2, rounds=1, model="mlp:4", engine="in-process")

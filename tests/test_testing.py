@@ -124,4 +124,7 @@ def test_the_check_that_failed_is_named() -> None:
         check_method(Undeclared)
     where, check = caught.value.__notes__
     assert where == "In Undeclared, round 1, client 2."
-    assert check == "In the check uploads_are_declared of Undeclared: A client uploads exactly what `uploads` names."
+    assert check == (
+        "In the check uploads_are_declared of Undeclared: A client uploads exactly what `uploads` names, with the "
+        "shapes and types that `upload_like` declares."
+    )

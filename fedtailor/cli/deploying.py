@@ -24,6 +24,7 @@ SHOWN = 10  # predictions on the page; a file has them all
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False)]
 To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go", show_default=False)]
 Onnx = Annotated[bool, typer.Option("--onnx", help="as ONNX too (needs the extra fedtailor\\[onnx])")]
+Trust = Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="write over files that are there already")]
 DataDir = Annotated[
     str | None, typer.Option(help=r"where data sets lie now \[as in the run]", metavar="DIR", show_default=False)
@@ -40,6 +41,7 @@ def export(
     global_model: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
     onnx: Onnx = False,
     overwrite: Overwrite = False,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
     """Write the models of a run as files that plain PyTorch loads.
@@ -61,7 +63,7 @@ def export(
     from fedtailor.deploy.exporting import export as write
     from fedtailor.runs import load
 
-    result = load(run, data_dir)
+    result = load(run, data_dir, trust=trust)
     written: list[tuple[list[Path], Description]] = []
     with progress_bars() as bars:
         total = len(result.names) - len(result.partition["new"]) if client is None and not global_model else 1
@@ -253,6 +255,7 @@ def adapt(
     workers: Annotated[
         int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]", show_default=False)
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Give clients that never took part a model, and fine-tune it on their own data.
 
@@ -276,7 +279,7 @@ def adapt(
 
     if clients is not None:
         settings["clients"] = clients
-    result = load(run, settings.get("data_dir"))
+    result = load(run, settings.get("data_dir"), trust=trust)
     if data is None:
         settings.pop("data_dir", None)  # it is the run's own data that were moved
     with progress_bars() as bars:

@@ -23,8 +23,8 @@ GROUPS = {
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
-        *("device", "engine", "workers", "states", "checkpoint_every", "observe_every", "observe_limit", "on_failure"),
-        *("tensorboard", "debug"),
+        *("device", "engine", "workers", "deadline", "states", "checkpoint_every", "observe_every", "observe_limit"),
+        *("on_failure", "tensorboard", "debug"),
     ),
 }
 SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}

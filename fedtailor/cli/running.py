@@ -95,7 +95,11 @@ def resume(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="worker processes", show_default=False)] = None,
     engine: Annotated[str | None, typer.Option(help="where clients run", show_default=False)] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
+    ] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
 ) -> None:
     """Continue an interrupted run from its last checkpoint.
 
@@ -103,12 +107,12 @@ def resume(
     """
     from fedtailor.runs import resume as resume_run
 
-    given = {"rounds": rounds, "workers": workers, "engine": engine, "data_dir": data_dir}
+    given = {"rounds": rounds, "workers": workers, "engine": engine, "deadline": deadline, "data_dir": data_dir}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress_bars() as bars:
         bar = RoundProgress(bars, str(directory), None)
         try:
-            result = resume_run(directory, on_round=bar.round, on_start=bar.start, **changes)
+            result = resume_run(directory, trust=trust, on_round=bar.round, on_start=bar.start, **changes)
         except KeyboardInterrupt:
             bars.stop()
             _interrupted(directory)

@@ -87,14 +87,13 @@ class Watched:
 
     def _find(self) -> dict[Path, tuple[str, int]]:
         """Find the title and the number of rounds of every run that is or will be there."""
-        from fedtailor.studies.comparison import FILE, read_comparison
-        from fedtailor.studies.runner import run_name
+        from fedtailor.studies.comparison import RUNS, planned_runs
 
-        if (self.directory / FILE).is_file():
-            runs = read_comparison(self.directory).runs()
-            return {self.directory / "runs" / run_name(run): (title, run.rounds) for title, run in runs.items()}
+        if (self.directory / RUNS).is_file():
+            return planned_runs(self.directory)
         own = [self.directory] if (self.directory / "experiment.toml").is_file() else []
-        below = sorted(path.parent for path in self.directory.glob("*/experiment.toml"))
+        files = [*self.directory.glob("*/experiment.toml"), *self.directory.glob("runs/*/experiment.toml")]
+        below = sorted(path.parent for path in files)
         if not own and not below:
             raise FedtailorError(f"{self.directory} is no run and no comparison: there is nothing to watch.")
         return dict.fromkeys(own or below, ("", 0))

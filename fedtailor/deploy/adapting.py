@@ -91,6 +91,7 @@ def adapt(
     overwrite: bool = False,
     engine: str = "auto",
     workers: int | None = None,
+    trust: bool = False,
     on_start: Callable[[int], None] | None = None,
     on_client: Callable[[int], None] | None = None,
     **settings: Any,
@@ -99,12 +100,13 @@ def adapt(
 
     The new clients are those that the run held out or, with `data`, those of a data set of the same input shape and
     classes: its natural ones, or one with all samples, or as `settings` say (`clients`, `partition`, `test`, …). With
-    `to`, the models after the last epoch are exported there, with the curves.
+    `to`, the models after the last epoch are exported there, with the curves. `trust` allows a run directory to name
+    code of its own (see `load`).
     """
     if epochs < 1:
         raise FedtailorError(f"epochs is {epochs}: fine-tune for at least 1.")
     with isolated():
-        source = Source.of(run if isinstance(run, RunResult) else load(run))
+        source = Source.of(run if isinstance(run, RunResult) else load(run, trust=trust))
         where = make_experiment({**source.result.experiment.model_dump(), "engine": engine, "workers": workers})
         federated, clients = _new_clients(source, data, settings)
         place = None if to is None else _Place(Path(to), {c: federated.names[c] for c in clients}, onnx, overwrite)

@@ -37,6 +37,7 @@ def export(
     global_model: bool = False,
     onnx: bool = False,
     overwrite: bool = False,
+    trust: bool = False,
     on_model: OnModel | None = None,
 ) -> list[Path]:
     """Write the models of a run into a directory, and return the model files.
@@ -44,11 +45,11 @@ def export(
     They are the models of all training clients, of one `client` (by number or name), or the `global_model`. A client's
     model is the one it predicts with after the last round, or after the last checkpoint of a run that is not finished:
     fine-tuned, if the run's evaluation says so. Beside each `.safetensors` is a `.json` that describes it, and with
-    `onnx` an `.onnx`.
+    `onnx` an `.onnx`. `trust` allows a run directory to name code of its own (see `load`).
     """
     if global_model and client is not None:
         raise FedtailorError("The global model is no client's: ask for one of them.")
-    result = run if isinstance(run, RunResult) else load(run)
+    result = run if isinstance(run, RunResult) else load(run, trust=trust)
     training = [number for number in range(len(result.names)) if number not in result.partition["new"]]
     chosen = training if client is None else [result.number_of(client)]
     numbers: list[int | None] = [None] if global_model else [*chosen]

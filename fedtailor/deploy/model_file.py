@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
 from fedtailor.files import write_atomically
+from fedtailor.local.isolation import isolated
 from fedtailor.models import CATALOGUE, ModelLike, build_model
 from fedtailor.models.expression import build_expression
 
@@ -81,6 +82,7 @@ def write_model(
     return files
 
 
+@isolated()
 def read_model(path: str | Path) -> tuple[Description, dict[str, Tensor]]:
     """Read the description and the state dict of a model file, given by its path or that of the JSON beside it."""
     path = Path(path)
@@ -110,6 +112,7 @@ def load_model(path: str | Path, model: ModelLike | None = None) -> nn.Module:
     return built(path, *read_model(path), model)
 
 
+@isolated()
 def built(path: str | Path, about: Description, state: dict[str, Tensor], model: ModelLike | None = None) -> nn.Module:
     """Build the network of a description, with these values."""
     known = about.network.partition(":")[0] in CATALOGUE

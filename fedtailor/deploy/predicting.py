@@ -92,7 +92,6 @@ class Model:
         """Make inputs of raw samples, as it was done in training."""
         return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
 
-    @torch.no_grad()
     def predict(self, x: Tensor, labels: list[str] | None = None) -> Predictions:
         """Predict the classes (or numbers) of inputs."""
         if len(x) == 0:
@@ -102,7 +101,7 @@ class Model:
             raise FedtailorError(
                 f"The samples have the shape {given}, but the model {self.path} was made for {wanted}."
             )
-        with isolated():
+        with isolated(), torch.no_grad():
             try:
                 outputs = torch.cat([self.module(piece) for piece in x.split(EVALUATION_BATCH)])
             except Exception as error:  # a network of the user's own may do anything

@@ -112,6 +112,14 @@ class Network:
             for name, tensor in self.module.state_dict().items()
         }
 
+    def reset(self, vector: Tensor) -> None:
+        """Forget all work: set the vector to this one and the gradient to 0, and give the buffers outside the vector
+        their initial values again."""
+        with torch.no_grad():
+            self.vector.copy_(vector)
+            self.gradient.zero_()
+        self.reset_constants()
+
     def reset_constants(self) -> None:
         """Give the buffers outside the vector their initial values again, after a pass that may have changed them."""
         for owner, key, first in self._constants:

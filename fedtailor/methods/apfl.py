@@ -52,6 +52,9 @@ class APFL(Method):
         client.state |= {"v": v, "alpha": alpha}
         return {"theta": w, "alpha": alpha}
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        return {"alpha": server.state["alpha"][client]}
+
     def receive(self, server: Server, total: Total) -> None:
         super().receive(server, total)
         server.state["alpha"] = server.state["alpha"].index_copy(0, total.index, total.rows("alpha"))

@@ -98,6 +98,12 @@ class FedFomo(Method):
         away = client.layout.without_buffers(candidates - theta)
         return (gains / away.square().sum(1).sqrt()).nan_to_num(0, 0, 0)
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        known = server.state["uploaded"]
+        models = min(self.models, int(known.sum()) - int(known[client]))
+        numbers = torch.empty(models, dtype=torch.int64, device=server.initial.device)
+        return {"weights": server.initial.new_empty(models + 1), "clients": numbers}
+
     def receive(self, server: Server, total: Total) -> None:
         P, uploaded = server.state["P"].clone(), server.state["uploaded"].clone()
         for client, theta in total.each("theta").items():

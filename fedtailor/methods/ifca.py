@@ -50,6 +50,9 @@ class IFCA(Method):
         member[cluster] = client.n_samples
         return {"theta": theta, "member": member, "cluster": cluster}
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        return {"theta": server.initial, "member": server.state["theta"][:, :1], "cluster": server.state["cluster"][0]}
+
     def receive(self, server: Server, total: Total) -> None:
         chosen = total.weight("theta") > 0  # the other clusters keep their models
         server.state["theta"] = torch.where(chosen, total["theta"], server.state["theta"])

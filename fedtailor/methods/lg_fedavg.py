@@ -54,6 +54,9 @@ class LGFedAvg(Method):
         client.state["body"] = theta[client.body]
         return {"shared": theta[client.head]}
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        return {"shared": server.initial if server.round <= self.warm_rounds else server.initial[server.head]}
+
     def receive(self, server: Server, total: Total) -> None:
         theta, shared, own = server.state["theta"], total["shared"], server.state["own"].clone()
         own[total.clients] = server.round > self.warm_rounds

@@ -76,6 +76,10 @@ class PFedMB(Method):
         weight = client.n_samples * (alpha.T if self.alpha_weighted else torch.ones_like(alpha.T))
         return {"W": branches, "weight": weight, "alpha": alpha}
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        alpha = server.state["alpha"][client]
+        return {"alpha": alpha, "weight": alpha.T}
+
     def receive(self, server: Server, total: Total) -> None:
         used = server.layout.spread(total.weight("W")) > 0  # a branch that nobody uses keeps its value
         server.state["W"] = torch.where(used, total["W"], server.state["W"])

@@ -60,6 +60,9 @@ class PFLEGO(Method):
         client.state["head"] = theta[client.head] - rate * gradient[client.head]  # Eq. 3
         return {"gradient": gradient[client.body]}
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        return {"gradient": server.state["body"]}
+
     def receive(self, server: Server, total: Total) -> None:
         # The mean is over the participants' samples, Eq. 4 over those of all clients.
         share = 1.0 if self.released_weights else int(total.n_samples.sum()) / int(server.n_samples.sum())

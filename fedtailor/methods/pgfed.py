@@ -81,6 +81,9 @@ class PGFed(Method):
         """Compute g⁽²⁾ (line 9)."""
         return message["g_bar"] @ theta
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        return {"alpha": server.state["A"][client, server.state["last"]], "g1": server.initial[0]}
+
     def receive(self, server: Server, total: Total) -> None:
         A, last = server.state["A"].clone(), server.state["last"]
         for i, alpha in total.each("alpha").items():

@@ -43,6 +43,9 @@ class PGFedCE(PGFed):
     def g2(self, message: Message, theta: Tensor) -> Tensor:
         return message["slope"]
 
+    def upload_like(self, server: Server, client: int) -> Message:
+        return {**super().upload_like(server, client), "loss": server.initial[0], "path": server.initial[0]}
+
     def gradients(self, server: Server, total: Total) -> State:
         thetas, path = total.rows("theta"), total.rows("path")[:, None]
         gradients = server.layout.without_buffers((server.state["theta"] - thetas) / path)

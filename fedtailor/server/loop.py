@@ -204,7 +204,7 @@ class Loop:
         if not reply.error:
             try:
                 check_tensors("its upload", reply.upload)
-                check_upload(self.method, reply.upload)
+                check_upload(self.method, reply.upload, self.server, client)
                 self.failures.note(client, reply.upload)
             except (ValueError, TypeError) as error:
                 reply.error = str(error)

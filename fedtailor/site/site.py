@@ -9,6 +9,7 @@ from zlib import crc32
 from torch import Tensor
 
 from fedtailor.data import ClientData
+from fedtailor.errors import FedtailorError
 from fedtailor.local.client import Client
 from fedtailor.local.descent import step_count
 from fedtailor.local.metrics import measure, outputs
@@ -28,6 +29,11 @@ from fedtailor.messages import (
     check_finite,
 )
 from fedtailor.method import Method, check_upload
+
+
+class SharedWriteError(FedtailorError):
+    """A client's work wrote into what other work has in common with it. In one process all would go on with that, in
+    several only those of the same worker: there is no result that all would agree on."""
 
 
 @dataclass
@@ -75,7 +81,7 @@ class Site:
             self.data.train,
             self.data.validation,
             terms.network,
-            terms.initial,
+            terms.initial.detach(),  # one that nobody else has, of the same memory
             self._loss(),
             terms.optimizer,
             terms.keep_momentum,

@@ -14,6 +14,7 @@ import torch
 
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError, explained
+from fedtailor.local.isolation import changes
 from fedtailor.local.streams import seed_network, torch_seed
 from fedtailor.messages import (
     NEVER,
@@ -28,7 +29,7 @@ from fedtailor.messages import (
     Train,
     copied,
 )
-from fedtailor.site.site import Site, Terms, measure_together
+from fedtailor.site.site import SharedWriteError, Site, Terms, measure_together
 from fedtailor.store import Store
 
 # Held-out samples of clients that are evaluated together: as many as make this number of requests, within these bounds.
@@ -82,8 +83,8 @@ class Sites:
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do one request. An exception becomes the reply's error: one client's failure is not the run's."""
         begin = time.perf_counter()
-        terms = self.terms
-        terms.network.reset_constants()
+        terms, before = self.terms, self._changes()
+        terms.network.reset(terms.initial)  # what the last client left there is not for this one to see
         seed_network(torch_seed(terms.seed, *self._stream(request)), terms.initial.device)
         try:
             if isinstance(request, EvaluateShared):
@@ -95,11 +96,18 @@ class Sites:
                 error.add_note(f"In {type(terms.method).__name__}, round {request.round}, client {request.client}.")
                 raise
             reply, state = Reply(request.clients, error=explained(error), cause=error), {}
+        if (after := self._changes()) != before:
+            wrote = SharedWriteError(self._wrote(request, next(name for name in before if before[name] != after[name])))
+            if terms.debug:
+                raise wrote
+            reply, state = Reply(request.clients, error=str(wrote), cause=wrote), {}
         reply.seconds = time.perf_counter() - begin
         return reply, state
 
     def finish(self, request: Request, reply: Reply, state: State) -> Reply:
         """Keep the new state as a proposal, which counts from the server's `accept` on."""
+        if isinstance(reply.cause, SharedWriteError):
+            raise reply.cause
         if isinstance(request, Train) and not reply.error:
             reply.version = self.store.propose(request.client, state, request.round)
         return reply
@@ -110,6 +118,15 @@ class Sites:
         reply, state = self.work(replace(request, message=copied(request.message)), state)
         reply.upload = copied(reply.upload)
         return self.finish(request, reply, copied(state))
+
+    def _changes(self) -> dict[str, int | None]:
+        """Count the changes in place of all that clients have in common and may only read."""
+        names = ("the inputs of its samples", "the targets of its samples", "client.initial")
+        return dict(zip(names, changes(self.data.x, self.data.y, self.terms.initial), strict=True))
+
+    def _wrote(self, request: Request, what: str) -> str:
+        who = f"{type(self.terms.method).__name__}, round {request.round}: client {self.data.names[request.client]}"
+        return f"{who} wrote into {what}, which is for reading only: change a copy (clone)."
 
     def _stream(self, request: Request) -> tuple[str | int, ...]:
         """The random stream of a request: by round where it trains; an unchanged model is evaluated alike in all."""

@@ -1,18 +1,20 @@
 """A comparison: methods, choices of settings and seeds on the same clients, as one piece of work in one directory.
 
 comparison.toml    the question: all methods, seeds and settings
+runs.json          every run's title, with its directory and its number of rounds
 runs/              a run directory for each method, choice of settings and seed
 
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
@@ -31,7 +33,7 @@ from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 
 Settings = dict[str, Any]
-FILE = "comparison.toml"
+FILE, RUNS = "comparison.toml", "runs.json"
 SEEDS = (0, 1, 2)
 TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ in: it makes another method of it
 
@@ -162,7 +164,7 @@ class Comparing:
             if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
                 raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
             return
-        before = dict(_flat(read_comparison(self.out).written()))
+        before = dict(_flat(self._before()))
         now = dict(_flat(self.comparison.written()))
         for name in (*now, *before):
             if name in EXECUTION_ONLY or name == "target" or before.get(name) == now.get(name):
@@ -171,6 +173,12 @@ class Comparing:
             raise FedtailorError(
                 f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
             )
+
+    def _before(self) -> Settings:
+        """Read the question that was asked here, complete if it has the same methods: others may be code that nobody
+        wants to run."""
+        asked = read_experiment(self.out / FILE)
+        return make_comparison(asked).written() if asked.get("methods") == list(self.comparison.methods) else asked
 
     def path(self, title: str) -> Path:
         """Return the directory of a run."""
@@ -185,6 +193,9 @@ class Comparing:
         for experiment in todo.values():
             self._prepared.prepare(experiment)
         self.out.mkdir(parents=True, exist_ok=True)
+        directories = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
+        runs = {title: {"directory": directories[title], "rounds": run.rounds} for title, run in self.runs.items()}
+        write_atomically(self.out / RUNS, json.dumps(runs, indent=2, ensure_ascii=False) + "\n")
         write_atomically(self.out / FILE, write_toml(self.comparison.written()))
 
     def run(self, title: str, on_round: OnRound, on_start: OnStart) -> RunResult | None:
@@ -218,9 +229,16 @@ class Comparing:
         return {"runs": names, "failed": self.failed}
 
 
-def read_comparison(path: Path) -> Comparison:
-    """Read the comparison of a directory."""
-    return make_comparison(read_experiment(path / FILE))
+def planned_runs(path: Path) -> dict[Path, tuple[str, int]]:
+    """Read the directory, the title and the number of rounds of every run that a comparison is to have. Its methods are
+    not needed for it, which may be anybody's code."""
+    try:
+        runs = json.loads((path / RUNS).read_text(encoding="utf-8"))
+        return {path / run["directory"]: (str(title), int(run["rounds"])) for title, run in runs.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FedtailorError(
+            f"{path / RUNS} is damaged ({brief(error)}): start the comparison again to go on."
+        ) from None
 
 
 def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,10 +11,11 @@ from typing import Any
 
 from fedtailor.data import FederatedData
 from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
-from fedtailor.local.isolation import isolated
+from fedtailor.local.isolation import changes, isolated
 from fedtailor.methods import find_method
 from fedtailor.result import RunResult
-from fedtailor.runs import OnRound, OnStart, load, resume, run_prepared
+from fedtailor.runs import OnRound, OnStart, load, named_code, resume, run_prepared
+from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.simulation import Objects, Prepared, partition_data, prepare
 
@@ -37,14 +38,17 @@ class PreparedRuns:
 
     def __init__(self) -> None:
         self._data: dict[str, FederatedData] = {}
+        self._changes: list[int | None] = []
 
     def prepare(self, experiment: Experiment) -> Prepared:
         """Load, partition and build all that a run needs before its first round."""
         with isolated():
             key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
-            if key not in self._data:
+            known = self._data.get(key)
+            if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
                 self._data.clear()  # one data set in memory is enough: runs come ordered by their data
-                self._data[key] = partition_data(experiment)
+                known = self._data[key] = partition_data(experiment)
+                self._changes = changes(known.x, known.y)
             return prepare(experiment, Objects(data=self._data[key]))
 
 
@@ -79,9 +83,10 @@ def perform(
 
     with suppress(_Stop):
         if (path / "experiment.toml").is_file():
-            where = ("workers", "engine", "data_dir")
+            where = ("workers", "engine", "deadline", "data_dir")
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
-            return resume(path, on_round=each, on_start=on_start, **changes)
+            asked = named_code(experiment) == named_code(RunDirectory(path).experiment())  # no other code than that
+            return resume(path, trust=asked, on_round=each, on_start=on_start, **changes)
         if path.is_dir():  # ended in its first moment, before there was anything to go on with
             shutil.rmtree(path)
         return run_prepared(experiment, prepare(experiment), path, each, on_start)

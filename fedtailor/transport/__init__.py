@@ -47,14 +47,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_transport(engine: str, sites: Place, workers: int | None, on_cpu: bool) -> Transport:
-    """Make the transport of this name; `auto` takes worker processes where there is more than one core for them."""
+def make_transport(
+    engine: str, sites: Place, workers: int | None, on_cpu: bool, deadline: float | None = None
+) -> Transport:
+    """Make the transport of this name; `auto` takes worker processes where there is more than one core for them, or a
+    deadline in seconds for each request: only another process can be stopped."""
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
     if engine == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
     keep_freed_memory()
     count = workers or cores()
     may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
-    if engine == "processes" or (engine == "auto" and count > 1 and may_fork):
-        return Processes(sites, count)
+    if engine == "processes" or (engine == "auto" and (count > 1 or deadline is not None) and may_fork):
+        return Processes(sites, count, deadline)
+    if deadline is not None:
+        raise FedtailorError(
+            "A deadline needs worker processes (Linux, the CPU, no --engine in-process): leave out one or the other."
+        )
     return InProcess(sites)

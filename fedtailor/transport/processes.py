@@ -1,7 +1,8 @@
 """The transport of worker processes: one thread each, tensors through shared memory.
 
 Workers are forked from this process, so they have its data without a copy and any method, network or loss of the
-user's, wherever it was defined. A worker that dies is replaced and its work is done again.
+user's, wherever it was defined. A worker that dies is replaced and its work is done again. One that misses the deadline
+is killed, and its client has failed.
 """
 
 import os
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -29,6 +31,7 @@ from fedtailor.transport.shared_memory import Sheet
 
 SHEET = 4 << 30  # bytes of address space a worker shares each way; memory is taken only as tensors fill it
 ATTEMPTS = 3  # how often a client's work is begun again after its worker died
+PATIENCE = 0.5  # seconds after which one looks whether workers that say nothing are alive
 WINDOW = 8  # requests for each worker that may be done ahead of the first unfinished one, so that their replies wait
 
 
@@ -48,8 +51,14 @@ class Worker:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         far_end.close()
+        assert self.process.pid is not None
+        self.group = self.process.pid
+        with suppress(ProcessLookupError):  # a group of its own, for what it forks too
+            os.setpgid(self.group, self.group)
 
     def begin(self, request: Request, state: State) -> None:
+        if not self.process.is_alive():  # a process that it forked may hold its end of the pipe: no error would come
+            raise BrokenPipeError
         message, room = self.inbox.write(request.message)
         places, _ = self.inbox.write(state, room)
         self.pipe.send((replace(request, message={}), message, places))
@@ -64,6 +73,9 @@ class Worker:
         return reply, copied(self.outbox.read(state))
 
     def end(self) -> None:
+        """Kill the worker with all processes that it forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGKILL)
         self.process.kill()
         self.process.join()
         self.process.close()
@@ -71,14 +83,18 @@ class Worker:
 
 
 class Processes(InProcess):
-    """Persistent worker processes, forked once for the run. States stay here; only work goes to them."""
+    """Persistent worker processes, forked once for the run. States stay here; only work goes to them.
 
-    def __init__(self, sites: Place, workers: int) -> None:
+    `deadline` is the time in seconds that a worker has for one request.
+    """
+
+    def __init__(self, sites: Place, workers: int, deadline: float | None = None) -> None:
         super().__init__(sites)
         self.workers = workers
+        self._deadline = deadline
         self._all: list[Worker] = []
         self._idle: list[Worker] = []
-        self._busy: dict[Connection, tuple[Worker, int]] = {}
+        self._busy: dict[Worker, tuple[int, float]] = {}  # the request's number, and when it was given
         self._hire()
 
     def _hire(self) -> None:
@@ -101,29 +117,58 @@ class Processes(InProcess):
             while queue.waiting or self._busy:
                 while self._idle and (number := queue.next()) is not None:
                     self._give(number, all_requests[number])
-                ready = wait(list(self._busy))
-                for pipe in [pipe for pipe in self._busy if pipe in ready]:
-                    worker, number = self._busy.pop(pipe)
+                ready = self._wait()
+                for worker, (number, given) in list(self._busy.items()):
                     request = all_requests[number]
                     try:
-                        reply, state = worker.finish()
+                        answer = self._answer(worker, ready, given)
+                    except TimeoutError as late:
+                        self._replace(worker)
+                        answer = Reply(request.clients, error=str(late)), {}
                     except (EOFError, OSError):
-                        self._dismiss(worker)
-                        self._hire()
+                        self._replace(worker)
                         deaths[number] += 1
                         if deaths[number] < ATTEMPTS:
                             queue.again(number)
                             continue
                         error = f"its worker process died {ATTEMPTS} times over its work"
-                        reply, state = Reply(request.clients, error=error), {}
+                        answer = Reply(request.clients, error=error), {}
                     else:
+                        if answer is None:
+                            continue
                         self._idle.append(worker)
+                        del self._busy[worker]
+                    reply, state = answer
                     queue.finish(number)
                     yield self._sites.finish(request, reply, state)
         finally:  # nobody waits for the rest: let no worker go on with it, nor be lost between two tasks
             for worker in [worker for worker in self._all if worker not in self._idle]:
                 self._dismiss(worker)
             self._busy = {}
+
+    def _wait(self) -> list[Connection]:
+        """Wait until a pipe has news, but no longer than to the first deadline, and not for ever: a dead worker's pipe
+        is not closed as long as a process that it forked has it too."""
+        first = min((given for _, given in self._busy.values()), default=0.0)
+        left = PATIENCE if self._deadline is None else first + self._deadline - time.monotonic()
+        return wait([worker.pipe for worker in self._busy], max(0.0, min(left, PATIENCE)))  # type: ignore[return-value]
+
+    def _answer(self, worker: Worker, ready: list[Connection], given: float) -> tuple[Reply, State] | None:
+        """Read a worker's answer; None if there is none yet. TimeoutError: it is late; EOFError, OSError: it died."""
+        dead = not worker.process.is_alive()
+        late = self._deadline is not None and time.monotonic() >= given + self._deadline
+        if worker.pipe in ready or ((dead or late) and worker.pipe.poll()):
+            return worker.finish()
+        if dead:
+            raise EOFError
+        if late:
+            raise TimeoutError(f"it did not answer within {self._deadline:g} s")
+        return None
+
+    def _replace(self, worker: Worker) -> None:
+        del self._busy[worker]
+        self._dismiss(worker)
+        self._hire()
 
     def _give(self, number: int, request: Request) -> None:
         worker = self._idle.pop()
@@ -134,7 +179,7 @@ class Processes(InProcess):
             self._hire()
             self._give(number, request)
         else:
-            self._busy[worker.pipe] = (worker, number)
+            self._busy[worker] = number, time.monotonic()
 
     def close(self) -> None:
         """End all workers."""
@@ -182,7 +227,10 @@ def _portable(error: BaseException | None) -> tuple[BaseException, str] | None:
 
 
 def _end_with(parent: int) -> None:
-    """End this worker when its parent is gone, even by `kill -9` and even in the middle of a task."""
+    """End this worker, with all that it forked, when its parent is gone: even by `kill -9`, even in the middle of a
+    task."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    with suppress(ProcessLookupError):
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

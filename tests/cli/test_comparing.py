@@ -23,7 +23,7 @@ from tests.cli.calling import Call, contents, done, refusal, usage_error
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
 METHODS = ("local", "fedavg", "ditto")
-FILES = {"comparison.toml", "runs", "table.txt", "table.md", "table.tex", "table.csv", "result.json"}
+FILES = {"comparison.toml", "runs.json", "runs", "table.txt", "table.md", "table.tex", "table.csv", "result.json"}
 
 
 def tables(directory: str) -> list[Any]:
@@ -99,7 +99,7 @@ class TestCompare:
         assert answer.out == ""
         said = "Interrupted. Continue with: fedtailor compare here/comparison.toml --out here\n"
         assert answer.err == said
-        assert set(os.listdir("here")) == {"comparison.toml", "runs"}
+        assert set(os.listdir("here")) == {"comparison.toml", "runs.json", "runs"}
         done(call("compare", "here/comparison.toml", "--out", "here"))
         assert tables("here") == tables("whole")
         assert set(os.listdir("here/runs")) == set(os.listdir("whole/runs"))

@@ -182,7 +182,7 @@ class Noisy(ft.Method):
 def test_a_model_that_is_drawn_is_the_one_that_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ft.run(Noisy(), **SMALL, out=tmp_path / "run")
     for run in (result, tmp_path / "run"):
-        (file,) = ft.export(run, client=3, to=tmp_path / "models", overwrite=True)
+        (file,) = ft.export(run, client=3, to=tmp_path / "models", overwrite=True, trust=True)
         x, y = result.data.test(3)
         loss = nn.functional.cross_entropy(loaded(file, monkeypatch)(x), y).item()
         assert loss == pytest.approx(result.per_client[3].loss, rel=1e-5)

@@ -11,9 +11,11 @@ from tests.helpers import assert_same, final
 
 
 @pytest.fixture
-def default_is_elsewhere() -> Iterator[None]:
+def default_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch's default device is `meta`, which holds no numbers: a tensor made without naming the run's device lands
-    there, and the first thing computed from it and a real one fails."""
+    there, and the first thing computed from it and a real one fails. The run does not see it, and so does not change
+    it."""
+    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cpu"))
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)

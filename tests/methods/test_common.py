@@ -129,6 +129,9 @@ class Weighted(ft.Method):
         theta = client.descend(message["theta"])
         return {"theta": theta, "pair": torch.stack([theta, -theta]), "copy": theta, **self.weights(client)}
 
+    def upload_like(self, server: ft.Server, client: int) -> ft.Message:
+        return {"of_layers": server.initial.new_empty(2, 2)}
+
     def weights(self, client: ft.Client) -> dict[str, Tensor]:
         """Nobody counts in the first layer of the second copy."""
         of_layers = 1.0 + client.id + torch.arange(4, dtype=torch.float64).view(2, 2)

@@ -61,6 +61,9 @@ class Diary(ft.Method):
         client.state["theta"] = theta
         return {"theta": theta, "count": client.state["rounds"]}
 
+    def upload_like(self, server: ft.Server, client: int) -> ft.Message:
+        return {"count": server.initial[0]}
+
     def receive(self, server: ft.Server, total: ft.Total) -> None:
         super().receive(server, total)
         if self.in_place:

@@ -147,6 +147,9 @@ class Shapeless(ft.Method):
             theta, alpha = (torch.ones(5), alpha) if self.what == "theta" else (theta, torch.ones(7))
         return {"theta": theta, "alpha": alpha}
 
+    def upload_like(self, server: ft.Server, client: int) -> ft.Message:
+        return {"theta": torch.ones(4 + client)} if self.what == "theta" else {"alpha": torch.ones(7)}
+
 
 @pytest.mark.parametrize("what", ["theta", "alpha"])
 @pytest.mark.parametrize("engine", ["in-process", "processes"])

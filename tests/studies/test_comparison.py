@@ -8,11 +8,11 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import write_toml
+from fedtailor.experiment import read_experiment, write_toml
 from fedtailor.runs import OnRound
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
-from fedtailor.studies.comparison import Comparing, make_comparison, read_comparison
+from fedtailor.studies.comparison import Comparing, make_comparison, planned_runs
 from tests.helpers import numbers
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 1, "model": "mlp:16", "engine": "in-process"}
@@ -58,7 +58,7 @@ class TestQuestion:
         own = {"methods": ["ditto", "pgfedmo"], "seeds": [2], "target": 0.9, "grid": grid, "parameters": parameters}
         asked = make_comparison({**own, "evaluation": {"choose": "best-validation"}, **SMALL})
         (tmp_path / "comparison.toml").write_text(write_toml(asked.written()))
-        assert read_comparison(tmp_path) == asked
+        assert make_comparison(read_experiment(tmp_path / "comparison.toml")) == asked
         text = tomllib.loads((tmp_path / "comparison.toml").read_text())
         assert text["parameters"]["pgfedmo"]["beta"] == 0.5  # the method's own defaults too
         assert text["evaluation"]["choose"] == "best-validation"
@@ -169,7 +169,10 @@ class TestWork:
         assert {title: work.out / path for title, path in work.extra["runs"].items()} == {
             title: work.path(title) for title in work.runs
         }
-        assert {path.name for path in work.out.iterdir()} == {"comparison.toml", "runs"}  # the table is the caller's
+        # The table is the caller's.
+        assert {path.name for path in work.out.iterdir()} == {"comparison.toml", "runs.json", "runs"}
+        planned = {work.path(title): (title, run.rounds) for title, run in work.runs.items()}
+        assert planned_runs(work.out) == planned
 
     def test_a_comparison_at_work_elsewhere_is_left_alone(self, tmp_path: Path) -> None:
         asked = make_comparison({"methods": ["local"], "seeds": [0], **SMALL})

@@ -163,6 +163,8 @@ def test_the_transport_of_a_name() -> None:
     place = Pretended([1] * 3)
     assert type(make_transport("in-process", place, None, on_cpu=True)) is InProcess
     assert type(make_transport("auto", place, 1, on_cpu=True)) is InProcess
+    with closing(make_transport("auto", place, 1, on_cpu=True, deadline=1.0)) as transport:
+        assert isinstance(transport, Processes)  # only another process can be stopped
     assert type(make_transport("auto", place, 3, on_cpu=False)) is InProcess
     with closing(make_transport("auto", place, 3, on_cpu=True)) as transport:
         assert isinstance(transport, Processes)
@@ -179,3 +181,20 @@ def test_what_needs_no_worker_goes_straight_to_the_sites() -> None:
         assert [declaration.n_samples for declaration in transport.declare()] == [4, 5]
         transport.accept([1])
     assert place.events == [("accept", 1)]
+
+
+def test_an_idle_workers_death_is_no_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if a process that it forked holds its pipe, so that writing to it gives no error."""
+    monkeypatch.setattr("fedtailor.transport.processes.ATTEMPTS", 1)
+    place = Pretended([1] * 4, during=lambda client: hold_the_pipe())
+    with processes(place, 1) as transport:
+        for _ in range(2):
+            check(list(transport.ask(requests(4))), 4)
+            os.kill(transport._all[0].process.pid, signal.SIGKILL)
+            transport._all[0].process.join()
+
+
+def hold_the_pipe() -> None:
+    if os.fork() == 0:
+        time.sleep(5)
+        os._exit(0)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport.shared_memory import Sheet
 from tests.helpers import assert_same, files, final, numbers
+from tests.transport.place import within
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 3}
 
@@ -153,3 +155,95 @@ def test_a_run_stopped_from_outside_is_resumable_and_leaves_no_orphans(how: sign
     whole = ft.run(**experiment, workers=1, out=tmp_path / "whole")
     assert numbers(resumed.rounds) == numbers(whole.rounds)
     assert files(tmp_path / "stopped/checkpoint") == files(tmp_path / "whole/checkpoint")
+
+
+# --- clients that never answer ---
+
+
+class Stuck(ft.Method):
+    """FedAvg whose client 3 does nothing for a minute in round 2, in one of its functions; so does what it forks."""
+
+    name = "stuck"
+    where: str = "train"
+    note: str = ""  # a file for the numbers of the processes
+
+    def _wait(self, client: ft.Client, where: str) -> None:
+        if client.id == 3 and client.round == 2 and self.where == where:
+            forked = os.fork()
+            with Path(self.note).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            if forked or where == "train":
+                time.sleep(60)
+            os._exit(0)
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        self._wait(client, "train")
+        return {"theta": client.descend(message["theta"])}
+
+    def personal_model(self, client: ft.Client, message: ft.Message) -> Tensor:
+        self._wait(client, "personal_model")
+        return message["theta"]
+
+
+@pytest.mark.parametrize("engine", [{"engine": "auto", "workers": 1}, {"engine": "processes", "workers": 2}])
+def test_a_client_that_never_answers_is_left_out_at_the_deadline(engine: dict[str, Any], tmp_path: Path) -> None:
+    expected = r"round 2: client 3 left out: it did not answer within 1\.5 s\."
+    with within(30), pytest.warns(ft.ClientFailure, match=expected):
+        result = ft.run(Stuck(note=str(tmp_path / "note")), deadline=1.5, **engine, **SMALL)
+    assert [record.failed for record in result.rounds] == [[], [3], []]
+    assert result.rounds[1].seconds < 10
+    processes = set(map(int, (tmp_path / "note").read_text().split()))
+    assert len(processes) == 2  # what it forked ended with it
+    assert gone(processes)
+
+
+def test_an_evaluation_that_never_ends_is_an_error_at_the_deadline(tmp_path: Path) -> None:
+    expected = r"The evaluation of client 3 failed: it did not answer within 1\.5 s\."
+    with within(30), pytest.raises(ft.FedtailorError, match=expected):
+        ft.run(Stuck(where="personal_model", note=str(tmp_path / "note")), deadline=1.5, workers=2, **SMALL)
+
+
+def test_a_deadline_changes_no_number() -> None:
+    with_one = ft.run("ditto", engine="processes", workers=2, deadline=60, **SMALL)
+    assert_same(final(with_one), final(ft.run("ditto", engine="in-process", **SMALL)))
+
+
+def test_without_worker_processes_a_deadline_is_refused_but_for_debugging() -> None:
+    expected = r"^A deadline needs worker processes .*: leave out one or the other\.$"
+    with pytest.raises(ft.FedtailorError, match=expected):
+        ft.run("fedavg", engine="in-process", deadline=5, **SMALL)
+    assert ft.run("fedavg", debug=True, deadline=5, **{**SMALL, "rounds": 1}).finished
+
+
+class Haunted(ft.Method):
+    """FedAvg whose client 3 forks a process, which has the worker's pipe too, and then kills its worker."""
+
+    name = "haunted"
+    note: str = ""
+    apart: bool = False  # the process leaves the worker's group
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        if client.id == 3 and client.round == 2:
+            if (forked := os.fork()) == 0:
+                if self.apart:
+                    os.setsid()
+                time.sleep(20)
+                os._exit(0)
+            with Path(self.note).open("a") as file:
+                file.write(f"{forked}\n")
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"theta": client.descend(message["theta"])}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_dead_worker_is_noticed_though_what_it_forked_holds_its_pipe(apart: bool, tmp_path: Path) -> None:
+    method = Haunted(note=str(tmp_path / "note"), apart=apart)
+    with within(15), pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+        result = ft.run(method, engine="processes", workers=2, **SMALL)
+    assert [record.failed for record in result.rounds] == [[], [3], []]
+    left = set(map(int, (tmp_path / "note").read_text().split()))
+    if apart:
+        for number in left:
+            os.kill(number, signal.SIGKILL)
+    assert gone(left)
