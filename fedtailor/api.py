@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Settings, make_experiment
-from fedtailor.imports import object_name
 from fedtailor.local.network import Loss
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
-from fedtailor.runs import run_experiment
+from fedtailor.runs import names_and_objects, run_experiment
 from fedtailor.simulation import Objects
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
@@ -105,11 +104,7 @@ def compare(
     """
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
-    objects, names = Objects(), {}
-    for name, value in (("data", str(data) if isinstance(data, Path) else data), ("model", model), ("loss", loss)):
-        if not isinstance(value, str):
-            setattr(objects, name, value)
-        names[name] = value if isinstance(value, str) else object_name(value)
+    names, objects = names_and_objects(data, model, loss)
     asked = {"methods": list(methods), "seeds": list(seeds), "parameters": dict(method_parameters or {}), **names}
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}, **settings}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
@@ -136,19 +131,21 @@ def compare(
 
 def advise(
     *,
-    data: str | Path = "digits",
-    model: str = "mlp",
-    loss: str = "cross-entropy",
+    data: str | Path | Dataset | Sequence[Any] = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
     budget: float = 90.0,
     methods: Sequence[str] = SHORTLIST,
     **settings: Unpack[Settings],
 ) -> Advice:
     """Find out whether personalization is needed on these clients, and which method is the simplest that will do.
 
-    Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said.
+    Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said. Where
+    these cannot tell, the advice is not `decided`.
     """
-    named = {"data": str(data), "model": model, "loss": loss, "validation": 0.2}
-    return race(make_experiment({**named, **settings}), budget, tuple(methods))
+    names, objects = names_and_objects(data, model, loss)
+    experiment = make_experiment({**names, "validation": 0.2, **settings})
+    return race(experiment, budget, tuple(methods), objects=objects)
 
 
 def report(

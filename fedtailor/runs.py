@@ -46,19 +46,25 @@ def run(
     `Experiment` in place of the method takes no further settings. With `out`, the run is recorded in that directory as
     it goes and can be resumed; without, nothing is written.
     """
-    objects = Objects()
-    names: dict[str, Any] = {}
     if isinstance(method, Experiment):
         if settings or (data, model, loss) != ("digits", "mlp", "cross-entropy"):
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
-        return run_experiment(method, objects, Path(out) if out else None, on_round, on_start)
+        return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
+    names, objects = names_and_objects(data, model, loss)
     if isinstance(method, Method):
         objects.method = method
         names |= {"method": _method_name(method), "parameters": _written(method)}
     else:
         names["method"] = method
-    data = str(data) if isinstance(data, Path) else data
-    for name, value in (("data", data), ("model", model), ("loss", loss)):
+    experiment = make_experiment({**names, **_with_parameters(names["method"], dict(settings))})
+    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
+
+
+def names_and_objects(data: Any, model: Any, loss: Any) -> tuple[dict[str, Any], Objects]:
+    """Return the names of data, model and loss for an experiment, and those of them that are objects."""
+    names: dict[str, Any] = {}
+    objects = Objects()
+    for name, value in (("data", str(data) if isinstance(data, Path) else data), ("model", model), ("loss", loss)):
         if value is None or isinstance(value, (int, float)):
             raise FedtailorError(
                 f"{name}={value!r} is not understood: give a name or an object (see help(fedtailor.run))."
@@ -66,8 +72,7 @@ def run(
         if not isinstance(value, str):
             setattr(objects, name, value)
         names[name] = value if isinstance(value, str) else object_name(value)
-    experiment = make_experiment({**names, **_with_parameters(names["method"], dict(settings))})
-    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
+    return names, objects
 
 
 def run_experiment(
