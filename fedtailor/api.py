@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Settings, make_experiment
+from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
@@ -196,7 +196,7 @@ def reproduce(
     from fedtailor.studies.reproduction import Reproduction
 
     found = find_preset(preset)
-    work = Reproduction(found.of_rows(only) if only else found, Path(out), seeds, dict(changes))
+    work = Reproduction(found.of_rows(only) if only else found, Path(out), seeds, in_sections(changes))
     for path, experiment in work.todo().items():
         result = work.run(path, experiment, lambda record: None, lambda loop: None)
         if on_run:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment, Settings, make_experiment, write_toml
+from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, write_toml
 from fedtailor.files import write_atomically
 from fedtailor.imports import object_name
 from fedtailor.local.isolation import isolated
@@ -175,11 +175,7 @@ def _method_name(method: Method) -> str:
 
 def _with_parameters(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the method's own parameters, which may stand among them, in their section."""
-    own = {
-        name
-        for name in settings
-        if name not in Experiment.model_fields and name in type(find_method(method)).model_fields
-    }
+    own = {name for name in settings if name not in SETTING_NAMES and name in type(find_method(method)).model_fields}
     rest = {name: value for name, value in settings.items() if name not in own}
     parameters = {**rest.get("parameters", {}), **{name: settings[name] for name in own}}
     return {**rest, "parameters": parameters} if parameters else rest

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor.experiment import Evaluation, EvaluationSettings, Experiment, Settings
+from fedtailor.experiment import EVALUATION_NAMES, Evaluation, EvaluationSettings, Experiment, Settings, make_experiment
 from fedtailor.methods import Ditto
 from tests.helpers import assert_same, digits, final, numbers
 
@@ -39,11 +39,49 @@ def test_public_functions_survive_the_import_of_every_module() -> None:
 def test_settings_are_typed_like_the_experiment() -> None:
     """Completion and type checkers know every setting, with its type."""
     hints, fields = typing.get_type_hints(Settings), Experiment.model_fields
+    flat = {name: hints.pop(name) for name in EVALUATION_NAMES}
+    assert flat == {name: Evaluation.model_fields[inner].annotation for name, inner in EVALUATION_NAMES.items()}
     assert list(hints) == [name for name in fields if name not in ("method", "data", "model", "loss")]
     looser = {"participation", "evaluation"}  # which take more than what is kept
     assert {n for n in hints if hints[n] != fields[n].annotation} == looser
     evaluation = typing.get_type_hints(EvaluationSettings)
     assert evaluation == {name: field.annotation for name, field in Evaluation.model_fields.items()}
+
+
+def test_settings_of_the_evaluation_are_keywords_too(tmp_path: Path) -> None:
+    flat: dict[str, typing.Any] = {
+        "fine_tune": 2, "choose": "last-10", "evaluate_model": "local", "evaluate_clients": "participants",
+        "evaluate_average": "sample", "evaluate_train": True, "evaluate_every": 2,
+    }  # fmt: skip
+    section = {"fine_tune": 2, "choose": "last-10", "model": "local", "clients": "participants", "average": "sample",
+               "train": True, "every": 2}  # fmt: skip
+    result = ft.run("fedavg", out=tmp_path / "run", **flat, **SMALL)
+    assert result.experiment == ft.run("fedavg", evaluation=section, **SMALL).experiment
+    assert result.experiment.evaluation.model_dump() == section
+    assert "\n[evaluation]\n" in (tmp_path / "run/experiment.toml").read_text()
+    table = ft.compare(["fedavg"], seeds=[0], fine_tune=2, choose="best-test", **SMALL)
+    assert table.lines[0].results[0].experiment.evaluation == Evaluation(fine_tune=2, choose="best-test")
+    advice = ft.advise(clients=4, budget=0.1, methods=["fedavg, fine-tuned"], fine_tune=1, engine="in-process")
+    tuned = next(candidate for candidate in advice.candidates if "tuned" in candidate.title)
+    assert tuned.experiment.evaluation.fine_tune == 1
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    same = {"fine_tune": 5, "evaluate_fine_tune": 5, "evaluation": {"fine_tune": 5}}
+    assert make_experiment(same).evaluation.fine_tune == 5
+    assert make_experiment({"fine_tune": 5, "evaluation": Evaluation(choose="last-10")}).evaluation == Evaluation(
+        fine_tune=5, choose="last-10"
+    )
+    for settings, said in (
+        ({"fine_tune": 5, "evaluation": {"fine_tune": 3}}, "evaluation.fine_tune is 3, but fine_tune is 5: give one"),
+        ({"evaluate_choose": "last", "choose": "last-10"}, "evaluate_choose is 'last', but choose is 'last-10'"),
+        ({"evaluate_model": "local", "evaluation": Evaluation(model="global")}, "evaluation.model is 'global', but"),
+        ({"evaluate_modle": "local"}, "no setting 'evaluate_modle': did you mean 'evaluate_model'"),
+        ({"fine_tune": -1}, "'evaluation.fine_tune' is -1, but it must be at least 0"),
+        ({"fine_tune": 1, "evaluation": 3}, "'evaluation' is 3"),
+    ):
+        with pytest.raises(ft.FedtailorError, match=said):
+            make_experiment(settings)
 
 
 def test_run_takes_names_objects_or_an_experiment() -> None:

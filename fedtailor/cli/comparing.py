@@ -11,7 +11,7 @@ from fedtailor.cli.display import RoundProgress, err, out, percent, progress_bar
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment, merged, read_experiment
+from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
 
 if TYPE_CHECKING:
     from fedtailor.server.loop import Loop
@@ -131,8 +131,8 @@ def _asked(
         elif owners:
             before = asked.get("parameters", {})
             asked["parameters"] = {**before, **{m: {**before.get(m, {}), inner: value} for m in owners}}
-        elif name in Experiment.model_fields:
-            asked[name] = value
+        elif name in SETTING_NAMES:
+            asked = merged(asked, in_sections({name: value}))
     return asked
 
 
