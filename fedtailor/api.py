@@ -10,9 +10,11 @@ from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
+from fedtailor.method import Method
+from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
-from fedtailor.runs import names_and_objects, run_experiment
+from fedtailor.runs import method_name, names_and_objects, run_experiment
 from fedtailor.simulation import Objects
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
@@ -82,12 +84,12 @@ class Table:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | type[Method]],
     *,
     seeds: Sequence[int] = SEEDS,
     grid: Mapping[str, Sequence[Any]] | None = None,
     target: float | None = None,
-    method_parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
     data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
@@ -98,14 +100,15 @@ def compare(
     """Run methods on the same clients with several seeds, and return the table that papers print.
 
     `grid` has lists of values for settings and parameters: every combination is a line. `target` is the accuracy to
-    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name. With `out`, all
-    is recorded there, and the same call goes on after an interrupt; data, model and loss are then names. `on_run` is
-    called with the title and result of each run.
+    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class. With
+    `out`, all is recorded there, and the same call goes on after an interrupt; data, model and loss are then names.
+    `on_run` is called with the title and result of each run.
     """
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
     names, objects = names_and_objects(data, model, loss)
-    asked = {"methods": list(methods), "seeds": list(seeds), "parameters": dict(method_parameters or {}), **names}
+    parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
+    asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}, **settings}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
@@ -129,13 +132,28 @@ def compare(
     return Table(summary, work.failed)
 
 
+def _named(method: Any) -> Any:
+    """The name of a method that many runs can find again."""
+    if isinstance(method, Method):
+        kind = type(method).__name__
+        raise FedtailorError(f"Give the class {kind}, not an object of it, and its parameters in method_parameters=.")
+    if not isinstance(method, type):
+        return method
+    name = method_name(check_class(method, method.__name__))
+    if name.startswith("object:"):
+        raise FedtailorError(
+            f"The class {method.__name__} is inside a function: move it out, where it can be imported."
+        )
+    return name
+
+
 def advise(
     *,
     data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     budget: float = 90.0,
-    methods: Sequence[str] = SHORTLIST,
+    methods: Sequence[str | type[Method]] = SHORTLIST,
     **settings: Unpack[Settings],
 ) -> Advice:
     """Find out whether personalization is needed on these clients, and which method is the simplest that will do.
@@ -145,7 +163,7 @@ def advise(
     """
     names, objects = names_and_objects(data, model, loss)
     experiment = make_experiment({**names, "validation": 0.2, **settings})
-    return race(experiment, budget, tuple(methods), objects=objects)
+    return race(experiment, budget, tuple(map(_named, methods)), objects=objects)
 
 
 def report(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import Field
 
 import fedtailor as ft
 from fedtailor.experiment import EVALUATION_NAMES, Evaluation, EvaluationSettings, Experiment, Settings, make_experiment
-from fedtailor.methods import Ditto
+from fedtailor.methods import Ditto, Local
 from tests.helpers import assert_same, digits, final, numbers
 
 SMALL: dict[str, typing.Any] = {"clients": 5, "rounds": 2, "max_train": 40, "model": "mlp:8", "engine": "in-process"}
@@ -95,6 +96,67 @@ def test_run_takes_names_objects_or_an_experiment() -> None:
         ft.run(by_name.experiment, rounds=3)
     with pytest.raises(ft.FedtailorError, match="An Experiment is complete"):
         ft.run(by_name.experiment, data="synthetic")
+
+
+class Shrinking(ft.Method):
+    """FedAvg on shrunken models."""
+
+    factor: float = Field(gt=0, description="of the weights")  # it has no default
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        return {"theta": self.factor * client.descend(message["theta"])}
+
+
+class Idle(ft.Method):
+    """Forgot to train."""
+
+
+def test_a_class_stands_for_a_method(tmp_path: Path) -> None:
+    by_object = ft.run(Shrinking(factor=0.5), **SMALL)
+    by_class = ft.run(Shrinking, factor=0.5, out=tmp_path / "run", **SMALL)
+    by_name = ft.run("tests.test_api:Shrinking", parameters={"factor": 0.5}, **SMALL)
+    assert numbers(by_class.rounds) == numbers(by_object.rounds) == numbers(by_name.rounds)
+    assert by_class.experiment == by_object.experiment
+    assert by_class.experiment.method == "tests.test_api:Shrinking"
+    assert ft.run(Ditto, lam=0.2, **SMALL).experiment == ft.run("ditto", lam=0.2, **SMALL).experiment
+    longer = ft.resume(tmp_path / "run", method=Shrinking, rounds=3)
+    assert longer.experiment.parameters == {"factor": 0.5}
+
+    class Inside(Shrinking):
+        """Cannot be imported."""
+
+    assert numbers(ft.run(Inside, factor=0.5, **SMALL).rounds) == numbers(by_class.rounds)
+    with pytest.raises(ft.FedtailorError, match="The class Inside is inside a function: move it out"):
+        ft.compare([Inside], **SMALL)
+
+
+def test_classes_are_compared(tmp_path: Path) -> None:
+    asked: dict[str, typing.Any] = {"seeds": [0], "method_parameters": {Shrinking: {"factor": 0.5}}, **SMALL}
+    table = ft.compare([Local, Shrinking], out=tmp_path / "there", **asked)
+    assert [line.method for line in table.lines] == ["local", "tests.test_api:Shrinking"]
+    assert table.lines[1].accuracy == ft.run(Shrinking, factor=0.5, seed=0, **SMALL).accuracy
+    advice = ft.advise(clients=4, budget=0.1, methods=[Local], epochs=1, engine="in-process")
+    assert {candidate.title for candidate in advice.candidates} == {"fedavg", "local"}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ft.run(Shrinking, **SMALL), "The method Shrinking needs its parameter 'factor': give it a value"),
+        (lambda: ft.run(Shrinking, factor=-1, **SMALL), "'factor' of Shrinking is -1, but it must be above 0"),
+        (lambda: ft.run(Shrinking, factro=1, **SMALL), "no setting or parameter 'factro': did you mean 'factor'"),
+        (lambda: ft.run(Idle, **SMALL), "The method Idle has no function train"),
+        (lambda: ft.run(Idle(), **SMALL), "The method Idle has no function train"),
+        (lambda: ft.run(dict, **SMALL), "dict is not a method: it must be a subclass of fedtailor.Method"),
+        (lambda: ft.run(Ditto(lam=0.2), lam=0.5, **SMALL), r"'lam' cannot be set beside it: write Ditto\(lam=…\)"),
+        (lambda: ft.compare([Ditto()], **SMALL), "Give the class Ditto, not an object of it"),
+        (lambda: ft.compare([Idle], **SMALL), "The method Idle has no function train"),
+        (lambda: ft.compare([dict], **SMALL), "dict is not a method"),
+    ],
+)
+def test_what_is_wrong_with_a_class_is_said(call: typing.Callable[[], typing.Any], said: str) -> None:
+    with pytest.raises(ft.FedtailorError, match=said):
+        call()
 
 
 def test_a_result_shows_itself(tmp_path: Path) -> None:

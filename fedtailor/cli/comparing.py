@@ -105,7 +105,7 @@ def _asked(
     what: list[str], options: dict[str, Any], assignments: dict[str, Any], seeds: str | None, target: float | None
 ) -> dict[str, Any]:
     """Put the command line's settings over those of the file or the methods."""
-    from fedtailor.methods import find_method
+    from fedtailor.methods import method_class
 
     if len(what) > 1 and any(word.endswith(".toml") for word in what):
         raise FedtailorError("Compare methods or one file, not both: name them in the file (methods = [...]).")
@@ -121,7 +121,7 @@ def _asked(
     asked |= {} if seeds is None else {"seeds": _numbers(seeds)}
     asked |= {} if target is None else {"target": target}
     methods = [method for method in asked["methods"] if isinstance(method, str)]
-    fields = {method: type(find_method(method)).model_fields for method in methods}
+    fields = {method: method_class(method).model_fields for method in methods}
     for name, value in assignments.items():
         check_assignment(name, {parameter for known in fields.values() for parameter in known}, methods)
         section, _, inner = name.rpartition(".")

@@ -153,10 +153,10 @@ def show(
 def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str, Any]) -> list[Experiment]:
     """Make the experiment of each METHOD or FILE, with the command line's settings over the file's. A parameter is set
     for those of the methods that have it."""
-    from fedtailor.methods import find_method
+    from fedtailor.methods import find_method, method_class
 
     bases = [word_settings(word) for word in what]
-    fields = [type(find_method(str(base.get("method", "fedavg")))).model_fields for base in bases]
+    fields = [method_class(str(base.get("method", "fedavg"))).model_fields for base in bases]
     for name in assignments:
         check_assignment(name, {parameter for known in fields for parameter in known}, what)
     experiments = []

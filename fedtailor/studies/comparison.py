@@ -22,7 +22,7 @@ from fedtailor.experiment import (
     write_toml,
 )
 from fedtailor.files import write_atomically
-from fedtailor.methods import find_method
+from fedtailor.methods import find_method, method_class
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
@@ -65,7 +65,7 @@ class Comparison:
     def _experiment(self, method: str, seed: int, chosen: Settings) -> tuple[Experiment, Settings]:
         """Make the experiment of one run, and return it with the grid's values that apply to it: other methods'
         parameters do not."""
-        known = type(find_method(method)).model_fields
+        known = method_class(method).model_fields
         own = {name: value for name, value in chosen.items() if name in known}
         tuning = {name: value for name, value in chosen.items() if name == TUNING and name not in own}
         common = {n: v for n, v in chosen.items() if n not in own and n in Experiment.model_fields}
@@ -83,7 +83,7 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
             raise FedtailorError(f"A comparison has {name}s (a list), not {name}.")
     methods = _distinct("methods", asked.get("methods"), str)
     seeds = _distinct("seeds", asked.get("seeds", list(SEEDS)), int)
-    fields = {method: type(find_method(method)).model_fields for method in methods}
+    fields = {method: method_class(method).model_fields for method in methods}
     given = asked.get("parameters", {})
     if not isinstance(given, dict) or not all(isinstance(of_method, dict) for of_method in given.values()):
         raise FedtailorError("The parameters of a comparison stand in a section for each method: [parameters.METHOD].")
