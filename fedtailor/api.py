@@ -101,8 +101,8 @@ def compare(
 
     `grid` has lists of values for settings and parameters: every combination is a line. `target` is the accuracy to
     which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class. With
-    `out`, all is recorded there, and the same call goes on after an interrupt; data, model and loss are then names.
-    `on_run` is called with the title and result of each run.
+    `out`, all is recorded there, and the same call goes on after an interrupt, or adds methods, seeds and values of the
+    grid; data, model and loss are then names. `on_run` is called with the title and result of each run.
     """
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")

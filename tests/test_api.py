@@ -196,11 +196,17 @@ def test_compare_in_memory_and_in_a_directory_agree(tmp_path: Path) -> None:
     assert [line.accuracy for line in written.lines] == [line.accuracy for line in table.lines]
     again = ft.compare(["local", "ditto"], out=tmp_path / "there", on_run=lambda *_: pytest.fail("run again"), **asked)
     assert [line.accuracy for line in again.lines] == [line.accuracy for line in table.lines]
+    more = ft.compare(
+        ["local", "fedavg", "ditto"], out=tmp_path / "there", on_run=lambda title, _: seen.append(title), **asked
+    )
+    assert seen[6:] == ["fedavg, seed 0", "fedavg, seed 1"]
+    assert [line.accuracy for line in more.lines if line.method != "fedavg"] == [line.accuracy for line in table.lines]
+    written = more
     result = json.loads((tmp_path / "there/result.json").read_text())
-    assert [line["accuracy"] for line in result["lines"]] == [line.accuracy for line in table.lines]
+    assert [line["accuracy"] for line in result["lines"]] == [line.accuracy for line in more.lines]
     assert (tmp_path / "there/table.tex").read_text() == written.latex()
     assert str(written) == (tmp_path / "there/table.txt").read_text()
-    assert written._repr_html_().count("<tr>") == 4
+    assert written._repr_html_().count("<tr>") == 5
     assert table.to_pandas().loc["local", "accuracy"] == table.lines[0].accuracy
 
 

@@ -71,7 +71,8 @@ def compare(
     \\[parameters.ditto]   lam = 0.5
 
     After Ctrl-C or a crash, the same command with the same --out goes on:
-    what is finished is not run again.
+    what is finished is not run again. With more methods or seeds, it is
+    extended by them.
     """
     from fedtailor.reporting.tables import rich_table, write_tables
     from fedtailor.server.record import new_directory

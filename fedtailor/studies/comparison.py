@@ -147,7 +147,7 @@ def _check_varied(name: str, parameters: set[str]) -> None:
 
 
 class Comparing:
-    """A comparison at work in its directory: new, or one that was begun there."""
+    """A comparison at work in its directory: new, one that was begun there, or an extension of that."""
 
     def __init__(self, comparison: Comparison, out: Path) -> None:
         self.comparison, self.out = comparison, out
@@ -157,20 +157,31 @@ class Comparing:
         self._check_directory()
 
     def _check_directory(self) -> None:
-        """Refuse a directory of something else, or of another question."""
+        """Refuse a directory of something else, or of a comparison with runs that this one does not have."""
         if not (self.out / FILE).is_file():
             if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
                 raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
             return
-        before = dict(_flat(read_comparison(self.out).written()))
-        now = dict(_flat(self.comparison.written()))
-        for name in (*now, *before):
-            if name in EXECUTION_ONLY or name == "target" or before.get(name) == now.get(name):
-                continue
-            there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
-            raise FedtailorError(
-                f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
-            )
+        before = read_comparison(self.out)
+        if not {*map(run_name, before.runs().values())} <= {*map(run_name, self.runs.values())}:
+            raise self._not_extended(dict(_flat(before.written())), dict(_flat(self.comparison.written())))
+
+    def _not_extended(self, before: Settings, now: Settings) -> FedtailorError:
+        """Name what keeps this comparison from being an extension of the one that is there."""
+        for name in (name for name, value in before.items() if isinstance(value, list)):
+            if lost := [value for value in before[name] if value not in now.get(name, [])]:
+                what = f"values of {name.removeprefix('grid.')}" if name.startswith("grid.") else name
+                return FedtailorError(
+                    f"{self.out} has {lost[0]} among its {what}: a comparison can only get more of them, so name it "
+                    "too, or choose another --out."
+                )
+        may_differ = {*EXECUTION_ONLY, "target", "methods", "seeds", *(name for name in before if "grid." in name)}
+        may_differ |= {name for name in now if name.startswith("parameters.") and name not in before}  # a new method's
+        name = next(name for name in (*now, *before) if name not in may_differ and before.get(name) != now.get(name))
+        there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
+        return FedtailorError(
+            f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
+        )
 
     def path(self, title: str) -> Path:
         """Return the directory of a run."""
