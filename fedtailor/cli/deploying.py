@@ -134,9 +134,11 @@ def predict(
         str | None,
         typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
     ] = None,
-    label_column: Annotated[str | None, typer.Option(help="the label column of a CSV file", show_default=False)] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help=r"the label column of a CSV file \[as in training]", show_default=False)
+    ] = None,
     client_column: Annotated[
-        str | None, typer.Option(help="the client column of a CSV file", show_default=False)
+        str | None, typer.Option(help=r"the client column of a CSV file \[as in training]", show_default=False)
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="resize the images of a folder to this square", show_default=False)
@@ -175,7 +177,7 @@ def predict(
     if run is not None:
         x, labels = reader.of_run(run, client, part, data_dir)
     else:
-        columns = {"label_column": label_column, "client_column": client_column}
+        columns = reader.columns(str(data), data_dir, label_column, client_column)
         found = load(str(data), data_dir, **columns, image_size=image_size, labelled=False)
         x, labels = reader.of_data(found, client, part)
     predictions = reader.predict(x, labels)
