@@ -310,20 +310,21 @@ def adapt(
 
 def _show_curves(outcome: "Adaptation") -> None:
     """Print both curves, a line an epoch: accuracies, or losses where there are none."""
-    accuracy = outcome.adapted[0].accuracy is not None
+    accuracy, spread = outcome.adapted[0].accuracy is not None, outcome.adapted[0].accuracy_std is not None
     table = plain_table(_counted(len(outcome.per_client), "new client"))
     for name in ("epochs", outcome.method, "local from scratch"):
         table.add_column(escape(name), justify="right")
 
     def shown(metrics: "Averages") -> str:
         if accuracy:
-            return f"{percent(metrics.accuracy)} ± {percent(metrics.accuracy_std)}"
+            return percent(metrics.accuracy) + (f" ± {percent(metrics.accuracy_std)}" if spread else "")
         return decimals(metrics.loss)
 
     for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
         table.add_row(str(epoch), shown(mine), shown(local))
     out.print(table)
-    what = "Test accuracy in %, mean ± std over clients," if accuracy else "Mean test loss"
+    over = ", mean ± std over clients," if spread else ""
+    what = f"Test accuracy in %{over}" if accuracy else "Mean test loss"
     out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
 
 

@@ -214,6 +214,25 @@ def test_adapt_prints_both_curves_and_writes_what_it_found(run: ft.RunResult, ca
     assert "3 new clients" in said
 
 
+def test_one_client_has_no_spread(run: ft.RunResult, call: Call) -> None:
+    np.savez("clinic.npz", x=load_digits().images[:60, None] / 16, y=load_digits().target[:60])
+    said = done(call("adapt", "runs/ditto", "--data", "clinic.npz", "--epochs", 1, "--to", "one"))
+    record = json.loads(Path("one/adapt.json").read_text())
+    for epoch in range(2):
+        mine, local = (f"{100 * record[whose][epoch]['accuracy']:.2f}" for whose in ("adapted", "local"))
+        assert re.search(rf"^ *{epoch} +{mine} +{local} *$", said, re.MULTILINE)
+        assert record["adapted"][epoch]["accuracy_std"] is None
+    assert "±" not in said
+    rows = list(csv.DictReader(Path("one/adapt.csv").read_text().splitlines()))
+    assert [row["adapted_accuracy_std"] for row in rows] == ["", ""]
+    alone = {**SMALL, "data": "clinic.npz", "clients": 1, "partition": "iid", "new_clients": 0}
+    ft.run("local", **alone, out="runs/alone")
+    text = done(call("show", "runs/alone"))
+    assert re.search(r"^ *2 +[\d.]+ +– ", text, re.MULTILINE)  # the last round
+    assert re.search(r"^ *local +[\d.]+ +– ", text, re.MULTILINE)
+    assert [record.accuracy_std for record in ft.load("runs/alone").rounds] == [None, None]
+
+
 def test_mistakes_are_refused(run: ft.RunResult, call: Call) -> None:
     done(call("export", "runs/ditto", "--client", 0, "--to", "models"))
     np.savez("flat.npz", x=np.zeros((20, 64)), y=np.arange(20) % 2)
