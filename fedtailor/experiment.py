@@ -124,7 +124,11 @@ class Experiment(_Strict):
     max_train: int | None = Field(None, ge=1, description="at most N training samples per client")
     new_clients: int = Field(0, ge=0, description="clients held out from training")
 
-    model: str = Field("mlp", description="a network's name, or module:Class")
+    model: str = Field(
+        "mlp",
+        description="a network's name, or module:Class, called with (input shape, classes) or, if it does not take "
+        "them, with nothing",
+    )
     head: int | str = Field(1, description="the head: its number of layers, the last of the network, or their names")
     loss: str = Field("cross-entropy", description="cross-entropy, mse, or module:function of (outputs, targets)")
 
