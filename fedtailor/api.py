@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Settings, make_experiment
-from fedtailor.imports import object_name
+from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
+from fedtailor.method import Method
+from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
-from fedtailor.runs import run_experiment
+from fedtailor.runs import method_name, names_and_objects, run_experiment
 from fedtailor.simulation import Objects
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
@@ -83,12 +84,12 @@ class Table:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | type[Method]],
     *,
     seeds: Sequence[int] = SEEDS,
     grid: Mapping[str, Sequence[Any]] | None = None,
     target: float | None = None,
-    method_parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
     data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
@@ -99,18 +100,15 @@ def compare(
     """Run methods on the same clients with several seeds, and return the table that papers print.
 
     `grid` has lists of values for settings and parameters: every combination is a line. `target` is the accuracy to
-    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name. With `out`, all
-    is recorded there, and the same call goes on after an interrupt; data, model and loss are then names. `on_run` is
-    called with the title and result of each run.
+    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class. With
+    `out`, all is recorded there, and the same call goes on after an interrupt, or adds methods, seeds and values of the
+    grid; data, model and loss are then names. `on_run` is called with the title and result of each run.
     """
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
-    objects, names = Objects(), {}
-    for name, value in (("data", str(data) if isinstance(data, Path) else data), ("model", model), ("loss", loss)):
-        if not isinstance(value, str):
-            setattr(objects, name, value)
-        names[name] = value if isinstance(value, str) else object_name(value)
-    asked = {"methods": list(methods), "seeds": list(seeds), "parameters": dict(method_parameters or {}), **names}
+    names, objects = names_and_objects(data, model, loss)
+    parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
+    asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}, **settings}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
@@ -134,21 +132,38 @@ def compare(
     return Table(summary, work.failed)
 
 
+def _named(method: Any) -> Any:
+    """The name of a method that many runs can find again."""
+    if isinstance(method, Method):
+        kind = type(method).__name__
+        raise FedtailorError(f"Give the class {kind}, not an object of it, and its parameters in method_parameters=.")
+    if not isinstance(method, type):
+        return method
+    name = method_name(check_class(method, method.__name__))
+    if name.startswith("object:"):
+        raise FedtailorError(
+            f"The class {method.__name__} is inside a function: move it out, where it can be imported."
+        )
+    return name
+
+
 def advise(
     *,
-    data: str | Path = "digits",
-    model: str = "mlp",
-    loss: str = "cross-entropy",
+    data: str | Path | Dataset | Sequence[Any] = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
     budget: float = 90.0,
-    methods: Sequence[str] = SHORTLIST,
+    methods: Sequence[str | type[Method]] = SHORTLIST,
     **settings: Unpack[Settings],
 ) -> Advice:
     """Find out whether personalization is needed on these clients, and which method is the simplest that will do.
 
-    Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said.
+    Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said. Where
+    these cannot tell, the advice is not `decided`.
     """
-    named = {"data": str(data), "model": model, "loss": loss, "validation": 0.2}
-    return race(make_experiment({**named, **settings}), budget, tuple(methods))
+    names, objects = names_and_objects(data, model, loss)
+    experiment = make_experiment({**names, "validation": 0.2, **settings})
+    return race(experiment, budget, tuple(map(_named, methods)), objects=objects)
 
 
 def report(
@@ -199,7 +214,7 @@ def reproduce(
     from fedtailor.studies.reproduction import Reproduction
 
     found = find_preset(preset)
-    work = Reproduction(found.of_rows(only) if only else found, Path(out), seeds, dict(changes))
+    work = Reproduction(found.of_rows(only) if only else found, Path(out), seeds, in_sections(changes))
     for path, experiment in work.todo().items():
         result = work.run(path, experiment, lambda record: None, lambda loop: None)
         if on_run:

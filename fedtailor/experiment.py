@@ -1,6 +1,7 @@
 """An experiment: everything that decides a run's numbers, as one flat, validated file.
 
 The same names serve the command line (`--lr 0.1`), Python (`fedtailor.run("fedavg", lr=0.1)`) and TOML (`lr = 0.1`).
+Settings of the evaluation have flat names too (`fine_tune`, `evaluate_clients`); a written file has them in a section.
 """
 
 import json
@@ -77,6 +78,13 @@ class Evaluation(_Strict):
         return f"Test accuracy in % of {what}, mean {mean[self.average]}, {when[self.choose]}."
 
 
+# The names that settings of the evaluation have beside the others: on the command line, in Python and in files.
+EVALUATION_NAMES = {
+    **{f"evaluate_{name}": name for name in Evaluation.model_fields},
+    **{name: name for name in ("fine_tune", "choose")},
+}
+
+
 class EvaluationSettings(TypedDict, total=False):
     """The settings of an evaluation as a dictionary (see `Evaluation`)."""
 
@@ -121,7 +129,11 @@ class Experiment(_Strict):
     )
     new_clients: int = Field(0, ge=0, description="clients held out from training")
 
-    model: str = Field("mlp", description="a network's name, or module:Class")
+    model: str = Field(
+        "mlp",
+        description="a network's name, or module:Class, called with (input shape, classes) or, if it does not take "
+        "them, with nothing",
+    )
     head: int | str = Field(1, description="the head: its number of layers, the last of the network, or their names")
     loss: str = Field("cross-entropy", description="cross-entropy, mse, or module:function of (outputs, targets)")
 
@@ -178,6 +190,9 @@ class Experiment(_Strict):
         return value if value == "full" else int(value)
 
 
+SETTING_NAMES = (*Experiment.model_fields, *EVALUATION_NAMES)
+
+
 class Settings(TypedDict, total=False):
     """The settings of an experiment as keyword arguments: those of `Experiment` that are not objects."""
 
@@ -211,6 +226,15 @@ class Settings(TypedDict, total=False):
     dtype: Literal["float32", "float64"]
     device: str
     evaluation: Evaluation | EvaluationSettings
+    evaluate_model: Literal["personal", "global", "local"]
+    evaluate_fine_tune: int
+    evaluate_clients: Literal["all", "participants", "new"]
+    evaluate_average: Literal["client", "sample"]
+    evaluate_choose: Literal["last", "best-validation", "best-test", "last-10"]
+    evaluate_train: bool
+    evaluate_every: int
+    fine_tune: int
+    choose: Literal["last", "best-validation", "best-test", "last-10"]
     on_failure: Literal["skip", "stop"]
     engine: Literal["auto", "in-process", "processes"]
     workers: int | None
@@ -236,10 +260,27 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return {**base, **over, **{name: {**base[name], **over[name]} for name in sections}}
 
 
+def in_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the evaluation's settings into their section, where they stand among the others under their flat names."""
+    flat = {name: value for name, value in settings.items() if name in EVALUATION_NAMES}
+    rest = {name: value for name, value in settings.items() if name not in flat}
+    section = rest.get("evaluation", {})
+    if isinstance(section, Evaluation):
+        section = section.model_dump(exclude_unset=True)
+    if not flat or not isinstance(section, Mapping):
+        return rest
+    given = {name: (f"evaluation.{name}", value) for name, value in section.items()}
+    for name, value in flat.items():
+        before, there = given.setdefault(EVALUATION_NAMES[name], (name, value))
+        if there != value:
+            raise FedtailorError(f"{before} is {there!r}, but {name} is {value!r}: give one of the two.")
+    return {**rest, "evaluation": {name: value for name, (_, value) in given.items()}}
+
+
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:
     """The experiment with these settings; the first that is wrong is named in the error."""
     try:
-        return Experiment(**settings)
+        return Experiment(**in_sections(settings))
     except ValidationError as error:
         raise _setting_error(error) from None
 
@@ -249,17 +290,15 @@ def _setting_error(error: ValidationError) -> FedtailorError:
     in_evaluation = first["loc"][0] == "evaluation" and len(first["loc"]) > 1
     name = ".".join(map(str, first["loc"][: 2 if in_evaluation else 1]))
     if first["type"] == "extra_forbidden":
-        fields = (
-            [f"evaluation.{field}" for field in Evaluation.model_fields] if in_evaluation else Experiment.model_fields
-        )
-        return unknown("setting", name, fields)
+        section = [f"evaluation.{field}" for field in Evaluation.model_fields]
+        return unknown("setting", name, section if in_evaluation else SETTING_NAMES)
     return FedtailorError(f"The setting {name!r} is {first['input']!r}, but it must be {wanted(first)}.")
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """The settings of an experiment file."""
+    """The settings of an experiment file, those of the evaluation in their section."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return in_sections(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise FedtailorError(f"There is no experiment file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,20 +1,20 @@
 """One run: `run`, `resume`, `load`, and the result that they return."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from fedtailor.data import Dataset
-from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment, Settings, make_experiment, write_toml
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, write_toml
 from fedtailor.files import write_atomically
 from fedtailor.imports import object_name
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
-from fedtailor.methods import CATALOGUE, find_method
+from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
 from fedtailor.models import CATALOGUE as NETWORKS
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
@@ -30,7 +30,7 @@ OnStart = Callable[[Loop], None]
 
 
 def run(
-    method: str | Method | Experiment = "fedavg",
+    method: str | Method | type[Method] | Experiment = "fedavg",
     *,
     data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
@@ -43,24 +43,31 @@ def run(
     """Run an experiment and return its result.
 
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
-    `run("ditto", clients=20, rounds=10, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`. Objects may stand for names:
-    a `Method`, a list of one (x, y) per client, an `nn.Module` or what makes one, a loss function. A complete
-    `Experiment` in place of the method takes no further settings. With `out`, the run is recorded in that directory as
-    it goes and can be resumed; without, nothing is written.
+    `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
+    Objects may stand for names: a `Method` or its class, a list of one (x, y) per client, an `nn.Module` or what makes
+    one, a loss function. A complete `Experiment` in place of the method takes no further settings. With `out`, the run
+    is recorded in that directory as it goes and can be resumed; without, nothing is written.
     """
-    objects = Objects()
-    names: dict[str, Any] = {}
     if isinstance(method, Experiment):
         if settings or (data, model, loss) != ("digits", "mlp", "cross-entropy"):
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
-        return run_experiment(method, objects, Path(out) if out else None, on_round, on_start)
-    if isinstance(method, Method):
-        objects.method = method
-        names |= {"method": _method_name(method), "parameters": _written(method)}
+        return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
+    names, objects = names_and_objects(data, model, loss)
+    if isinstance(method, str):
+        own, rest = _split(method_class(method), settings)
+        names |= {"method": method, "parameters": own}
     else:
-        names["method"] = method
-    data = str(data) if isinstance(data, Path) else data
-    for name, value in (("data", data), ("model", model), ("loss", loss)):
+        objects.method, rest = _method_object(method, settings)
+        names |= {"method": method_name(type(objects.method)), "parameters": _written(objects.method)}
+    experiment = make_experiment({**names, **rest})
+    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
+
+
+def names_and_objects(data: Any, model: Any, loss: Any) -> tuple[dict[str, Any], Objects]:
+    """Return the names of data, model and loss for an experiment, and those of them that are objects."""
+    names: dict[str, Any] = {}
+    objects = Objects()
+    for name, value in (("data", str(data) if isinstance(data, Path) else data), ("model", model), ("loss", loss)):
         if value is None or isinstance(value, (int, float)):
             raise FedtailorError(
                 f"{name}={value!r} is not understood: give a name or an object (see help(fedtailor.run))."
@@ -68,8 +75,7 @@ def run(
         if not isinstance(value, str):
             setattr(objects, name, value)
         names[name] = value if isinstance(value, str) else object_name(value)
-    experiment = make_experiment({**names, **_with_parameters(names["method"], dict(settings))})
-    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
+    return names, objects
 
 
 def run_experiment(
@@ -104,7 +110,7 @@ def run_prepared(
 def resume(
     path: str | Path,
     *,
-    method: Method | None = None,
+    method: Method | type[Method] | None = None,
     data: Dataset | Sequence[Any] | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
@@ -127,6 +133,8 @@ def resume(
     after = make_experiment({**before.model_dump(), **changes})
     if after.rounds < before.rounds:
         raise FedtailorError(f"The run in {path} has {before.rounds} rounds already: it can only get more.")
+    if isinstance(method, type):
+        method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
     objects = Objects(method, data, model, loss)
     _check_objects(Path(path), before, objects, trust)
     with isolated(), closing(reopen(Path(path), after, objects)) as old:
@@ -180,21 +188,32 @@ def _finish(run: Simulation, on_round: OnRound | None, on_start: OnStart | None)
     return result
 
 
-def _method_name(method: Method) -> str:
-    """The name under which a method object is found again."""
-    return method.name if CATALOGUE.get(method.name) is type(method) else object_name(type(method))
+def method_name(kind: type[Method]) -> str:
+    """The name under which the class of a method is found again."""
+    return kind.name if CATALOGUE.get(kind.name) is kind else object_name(kind)
 
 
-def _with_parameters(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with the method's own parameters, which may stand among them, in their section."""
-    own = {
-        name
-        for name in settings
-        if name not in Experiment.model_fields and name in type(find_method(method)).model_fields
-    }
-    rest = {name: value for name, value in settings.items() if name not in own}
-    parameters = {**rest.get("parameters", {}), **{name: settings[name] for name in own}}
-    return {**rest, "parameters": parameters} if parameters else rest
+def _method_object(method: Any, settings: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """A method object, made with its own parameters if a class is given, and the settings without these."""
+    given = isinstance(method, Method)
+    kind = type(method) if given else method
+    own, rest = _split(check_class(kind, getattr(kind, "__name__", repr(kind))), settings)
+    if given and own:
+        name = next(iter(own))
+        raise FedtailorError(
+            f"The method is an object already, so {name!r} cannot be set beside it: write {kind.__name__}({name}=…)."
+        )
+    return method if given else make_method(kind, kind.__name__, own), rest
+
+
+def _split(kind: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split settings into the method's own parameters, which may stand among them, and the rest."""
+    for name in settings:
+        if name not in SETTING_NAMES and name not in kind.model_fields:
+            raise unknown("setting or parameter", name, [*SETTING_NAMES, *kind.model_fields])
+    own = {name: value for name, value in settings.items() if name not in SETTING_NAMES and name in kind.model_fields}
+    rest = {name: value for name, value in settings.items() if name not in own and name != "parameters"}
+    return {**settings.get("parameters", {}), **own}, rest
 
 
 def _written(method: Method) -> dict[str, Any]:
@@ -211,7 +230,7 @@ def _check_objects(path: Path, experiment: Experiment, objects: Objects, trust: 
     for name in ("method", "data", "model", "loss"):
         recorded, given = str(getattr(experiment, name)), getattr(objects, name)
         if isinstance(given, Method):
-            if _method_name(given) != recorded or _written(given) != experiment.parameters:
+            if method_name(type(given)) != recorded or _written(given) != experiment.parameters:
                 raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
         elif given is not None and name in ("model", "loss") and object_name(given) != recorded:
             raise FedtailorError(f"This is not the run's {name}: that is {recorded}.")

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedtailor.data import load as load_data
-from fedtailor.experiment import Experiment
+from fedtailor.experiment import SETTING_NAMES, Experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import NEVER, Message, Reply, Request, State, Train, copied, message_bytes
 from fedtailor.method import Method, check_upload
@@ -267,7 +267,7 @@ def parameters_are_described(method: Method) -> None:
     assert (kind.__doc__ or "").strip(), "the method has no docstring"
     undescribed = [name for name, field in kind.model_fields.items() if not field.description]
     assert not undescribed, f"the parameters {undescribed} have no description"
-    taken = set(kind.model_fields) & set(Experiment.model_fields)
+    taken = set(kind.model_fields) & set(SETTING_NAMES)
     assert not taken, f"the parameters {sorted(taken)} are settings of the experiment too"
 
 

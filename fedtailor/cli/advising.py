@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SECONDS = 90.0
 ROUNDS = 100  # of the run that is recommended, unless said
 HELD_OUT = 0.2  # validation samples: what the race is judged by
+MORE = 0.4  # of them, where they cannot tell
 
 
 @experiment_options("Data", "Model", "Training", "Execution")
@@ -45,6 +46,7 @@ def advise(
     from fedtailor.studies.advice import advise as ask
 
     experiment = make_experiment({"validation": HELD_OUT, **settings})
+    race = {"budget": budget, "method": method}
     with progress_bars() as bars:
         task = bars.add_task("setting up", total=None, status="")
 
@@ -58,12 +60,12 @@ def advise(
             raise typer.Exit(INTERRUPTED) from None
         bars.update(task, visible=False)
     if json:
-        typer.echo(json_format.dumps(_plain(advice, settings), indent=2, ensure_ascii=False))
+        typer.echo(json_format.dumps(_plain(advice, settings, race), indent=2, ensure_ascii=False))
         return
-    _print(advice, settings)
+    _print(advice, settings, race)
 
 
-def _print(advice: "Advice", settings: dict[str, Any]) -> None:
+def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> None:
     for sentence in sentences(advice):
         out.print(sentence, highlight=False, markup=False)
     table = plain_table("The race, on validation samples")
@@ -75,7 +77,8 @@ def _print(advice: "Advice", settings: dict[str, Any]) -> None:
             escape(candidate.title), str(candidate.rounds), percent(candidate.mean), f"{candidate.seconds:.2f}"
         )
     out.print(table)
-    out.print(f"[bold]Next:[/] {escape(command(advice, settings))}", highlight=False, soft_wrap=True)
+    if (following := command(advice, settings, race)) is not None:
+        out.print(f"[bold]Next:[/] {escape(following)}", highlight=False, soft_wrap=True)
 
 
 def sentences(advice: "Advice") -> list[str]:
@@ -89,9 +92,23 @@ def sentences(advice: "Advice") -> list[str]:
         f"would give ({percent(skew.label_by_chance)} %).",
         f"Features: {percent(skew.feature)} % of what varies within a class goes with the client.",
     ]
-    gain = f"{100 * advice.gain:+.1f} points against one model for all, p = {advice.p:.2g}"
+    low, high = (f"{100 * end:+.1f}" for end in advice.interval)
+    gain = (
+        f"{100 * advice.gain:+.1f} points against one model for all, 95 % interval {low} … {high}, p = {advice.p:.2g}"
+    )
+    if not advice.decided:
+        leader = advice.best if advice.gain > 0 else GLOBAL
+        share = advice.candidates[0].experiment.validation
+        more = f"more validation samples (--validation {MORE:g})" if share < MORE else "more samples"
+        return [
+            *found,
+            f"Not decided: can't tell with {advice.n_samples:,} validation samples whether personal models pay. The "
+            f"best of them is {advice.best} ({gain}). Best so far: {leader}. Give {more} or more clients.",
+        ]
     if advice.chosen == GLOBAL:
-        why = f"The best personal model ({gain}) is not better by more than chance or by a point."
+        why = f"No personal model is better by a point. The best is {advice.best} ({gain})."
+        if advice.best == GLOBAL:
+            why = "There was no personal model in the race."
         return [*found, f"Recommended: one global model ({GLOBAL}). {why}"]
     if advice.chosen == ALONE:
         why = f"Models that each client trains alone are as good as any ({gain}): learning together adds nothing here."
@@ -102,27 +119,45 @@ def sentences(advice: "Advice") -> list[str]:
     return [*found, f"Recommended: a personal model for each client, by {advice.chosen}. {why}"]
 
 
-def command(advice: "Advice", settings: dict[str, Any]) -> str:
-    """The command that runs the recommended method."""
+def command(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> str | None:
+    """Write the command to go on with: the one that runs the recommended method or, where nothing is decided, the
+    same race with more validation samples. None if it has many of them already."""
+    if advice.chosen is None:
+        if advice.candidates[0].experiment.validation >= MORE:
+            return None
+        return _command(["advise"], {**settings, **race, "validation": MORE})
     method, _, tuned = advice.chosen.partition(", ")
     wanted = {"rounds": ROUNDS, **settings}
     if tuned:
         wanted["fine_tune"] = settings.get("epochs", Experiment.model_fields["epochs"].default)
-    words = ["fedtailor", "run", method]
-    for name, value in wanted.items():
+    return _command(["run", method], wanted)
+
+
+def _command(words: list[str], options: dict[str, Any]) -> str:
+    """Write a command with these options; one with a list of values is repeated."""
+    words = ["fedtailor", *words]
+    for name, value in options.items():
         flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            for one in value if isinstance(value, list) else [] if value is None else [value]:
+                words += [f"--{flag}", f"{one:g}" if isinstance(one, float) else str(one)]
     return shlex.join(words)
 
 
-def _plain(advice: "Advice", settings: dict[str, Any]) -> dict[str, Any]:
+def _plain(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
+        "decided": advice.decided,
         "recommended": advice.chosen,
         "personalization_needed": advice.needed,
+        "best_personal": advice.best,
         "gain": advice.gain,
+        "interval": advice.interval,
         "p": advice.p,
+        "validation_samples": advice.n_samples,
         "skew": asdict(advice.skew),
         "race": [
             {"method": c.title, "rounds": c.rounds, "accuracy": c.mean, "seconds_per_round": c.seconds}
@@ -130,5 +165,5 @@ def _plain(advice: "Advice", settings: dict[str, Any]) -> dict[str, Any]:
         ],
         "seconds": advice.seconds,
         "words": sentences(advice),
-        "next": command(advice, settings),
+        "next": command(advice, settings, race),
     }

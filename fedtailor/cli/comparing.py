@@ -11,7 +11,7 @@ from fedtailor.cli.display import RoundProgress, err, out, percent, progress_bar
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment, merged, read_experiment
+from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
 
 if TYPE_CHECKING:
     from fedtailor.server.loop import Loop
@@ -71,7 +71,8 @@ def compare(
     \\[parameters.ditto]   lam = 0.5
 
     After Ctrl-C or a crash, the same command with the same --out goes on:
-    what is finished is not run again.
+    what is finished is not run again. With more methods or seeds, it is
+    extended by them.
     """
     from fedtailor.reporting.tables import rich_table, write_tables
     from fedtailor.server.record import new_directory
@@ -105,7 +106,7 @@ def _asked(
     what: list[str], options: dict[str, Any], assignments: dict[str, Any], seeds: str | None, target: float | None
 ) -> dict[str, Any]:
     """Put the command line's settings over those of the file or the methods."""
-    from fedtailor.methods import find_method
+    from fedtailor.methods import method_class
 
     if len(what) > 1 and any(word.endswith(".toml") for word in what):
         raise FedtailorError("Compare methods or one file, not both: name them in the file (methods = [...]).")
@@ -121,7 +122,7 @@ def _asked(
     asked |= {} if seeds is None else {"seeds": _numbers(seeds)}
     asked |= {} if target is None else {"target": target}
     methods = [method for method in asked["methods"] if isinstance(method, str)]
-    fields = {method: type(find_method(method)).model_fields for method in methods}
+    fields = {method: method_class(method).model_fields for method in methods}
     for name, value in assignments.items():
         check_assignment(name, {parameter for known in fields.values() for parameter in known}, methods)
         section, _, inner = name.rpartition(".")
@@ -131,8 +132,8 @@ def _asked(
         elif owners:
             before = asked.get("parameters", {})
             asked["parameters"] = {**before, **{m: {**before.get(m, {}), inner: value} for m in owners}}
-        elif name in Experiment.model_fields:
-            asked[name] = value
+        elif name in SETTING_NAMES:
+            asked = merged(asked, in_sections({name: value}))
     return asked
 
 

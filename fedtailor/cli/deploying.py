@@ -136,9 +136,11 @@ def predict(
         str | None,
         typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
     ] = None,
-    label_column: Annotated[str | None, typer.Option(help="the label column of a CSV file", show_default=False)] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help=r"the label column of a CSV file \[as in training]", show_default=False)
+    ] = None,
     client_column: Annotated[
-        str | None, typer.Option(help="the client column of a CSV file", show_default=False)
+        str | None, typer.Option(help=r"the client column of a CSV file \[as in training]", show_default=False)
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="resize the images of a folder to this square", show_default=False)
@@ -177,7 +179,7 @@ def predict(
     if run is not None:
         x, labels = reader.of_run(run, client, part, data_dir)
     else:
-        columns = {"label_column": label_column, "client_column": client_column}
+        columns = reader.columns(str(data), data_dir, label_column, client_column)
         found = load(str(data), data_dir, **columns, image_size=image_size, labelled=False)
         x, labels = reader.of_data(found, client, part)
     predictions = reader.predict(x, labels)
@@ -311,20 +313,21 @@ def adapt(
 
 def _show_curves(outcome: "Adaptation") -> None:
     """Print both curves, a line an epoch: accuracies, or losses where there are none."""
-    accuracy = outcome.adapted[0].accuracy is not None
+    accuracy, spread = outcome.adapted[0].accuracy is not None, outcome.adapted[0].accuracy_std is not None
     table = plain_table(_counted(len(outcome.per_client), "new client"))
     for name in ("epochs", outcome.method, "local from scratch"):
         table.add_column(escape(name), justify="right")
 
     def shown(metrics: "Averages") -> str:
         if accuracy:
-            return f"{percent(metrics.accuracy)} ± {percent(metrics.accuracy_std)}"
+            return percent(metrics.accuracy) + (f" ± {percent(metrics.accuracy_std)}" if spread else "")
         return decimals(metrics.loss)
 
     for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
         table.add_row(str(epoch), shown(mine), shown(local))
     out.print(table)
-    what = "Test accuracy in %, mean ± std over clients," if accuracy else "Mean test loss"
+    over = ", mean ± std over clients," if spread else ""
+    what = f"Test accuracy in %{over}" if accuracy else "Mean test loss"
     out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
 
 

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment
+from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, in_sections
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
@@ -53,7 +53,7 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
         def wrapped(**values: Any) -> None:
             used = {option.name: values.pop(option.name) for option in added}
             settings = {name: _used(name, used) for name, _ in names}
-            command(settings=_nested({k: v for k, v in settings.items() if v is not None}), **values)
+            command(settings=in_sections({k: v for k, v in settings.items() if v is not None}), **values)
 
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *added]]
@@ -103,13 +103,6 @@ def _help(field: FieldInfo) -> str:
     default = field.get_default()
     shown = field.annotation is not bool and default is not None
     return escape(f"{field.description}" + (f" [{default}]" if shown else ""))
-
-
-def _nested(settings: dict[str, Any]) -> dict[str, Any]:
-    """Put the evaluation's settings into their section."""
-    plain = {name: value for name, value in settings.items() if not name.startswith("evaluate_")}
-    evaluation = {n.removeprefix("evaluate_"): v for n, v in settings.items() if n.startswith("evaluate_")}
-    return {**plain, "evaluation": evaluation} if evaluation else plain
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from fedtailor.cli.display import (
 )
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Evaluation, Experiment, make_experiment, merged, read_experiment
+from fedtailor.experiment import (
+    SETTING_NAMES,
+    Evaluation,
+    Experiment,
+    in_sections,
+    make_experiment,
+    merged,
+    read_experiment,
+)
 
 if TYPE_CHECKING:
     from fedtailor.result import RunResult
@@ -149,10 +157,10 @@ def show(
 def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str, Any]) -> list[Experiment]:
     """Make the experiment of each METHOD or FILE, with the command line's settings over the file's. A parameter is set
     for those of the methods that have it."""
-    from fedtailor.methods import find_method
+    from fedtailor.methods import find_method, method_class
 
     bases = [word_settings(word) for word in what]
-    fields = [type(find_method(str(base.get("method", "fedavg")))).model_fields for base in bases]
+    fields = [method_class(str(base.get("method", "fedavg"))).model_fields for base in bases]
     for name in assignments:
         check_assignment(name, {parameter for known in fields for parameter in known}, what)
     experiments = []
@@ -162,8 +170,8 @@ def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str
             section, _, inner = name.rpartition(".")
             if section or name in known:
                 settings = merged(settings, {section or "parameters": {inner: value}})
-            elif name in Experiment.model_fields:
-                settings[name] = value
+            elif name in SETTING_NAMES:
+                settings = merged(settings, in_sections({name: value}))
         experiments.append(make_experiment(settings))
         find_method(experiments[-1].method, experiments[-1].parameters)
     return experiments
@@ -185,7 +193,7 @@ def word_settings(word: str) -> dict[str, Any]:
 
 def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
     """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
-    settings = [*Experiment.model_fields, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
+    settings = [*SETTING_NAMES, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
     if name in parameters or name in settings or name.startswith("parameters."):
         return
     near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)

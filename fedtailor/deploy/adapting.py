@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedtailor.data import Dataset, FederatedData, from_list
 from fedtailor.data import load as load_data
-from fedtailor.deploy.exporting import Quality, Source, file_name
+from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
+from fedtailor.deploy.predicting import columns_in
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.files import write_atomically
@@ -108,7 +109,7 @@ def adapt(
     with isolated():
         source = Source.of(run if isinstance(run, RunResult) else load(run, trust=trust))
         where = make_experiment({**source.result.experiment.model_dump(), "engine": engine, "workers": workers})
-        federated, clients = _new_clients(source, data, settings)
+        federated, clients, columns = _new_clients(source, data, settings)
         place = None if to is None else _Place(Path(to), {c: federated.names[c] for c in clients}, onnx, overwrite)
         graph = source.onnx() if place and onnx else None
         if on_start:
@@ -116,7 +117,7 @@ def adapt(
         replies = _ask(source, where, federated, clients, epochs, on_client or (lambda client: None))
         outcome = _outcome(source, federated, replies, epochs)
         if place:
-            place.write(source, federated, outcome, graph)
+            place.write(source, federated, columns, outcome, graph)
         return outcome
 
 
@@ -146,8 +147,10 @@ def _ask(
     return {client: replies[client] for client in clients}
 
 
-def _new_clients(source: Source, data: Data | None, settings: dict[str, Any]) -> tuple[FederatedData, list[int]]:
-    """Find the new clients' data, and the clients' numbers in it."""
+def _new_clients(
+    source: Source, data: Data | None, settings: dict[str, Any]
+) -> tuple[FederatedData, list[int], dict[str, str | None]]:
+    """Find the new clients' data, the clients' numbers in it, and the columns of its file that are no features."""
     known = source.data
     for name in settings:
         if name not in NEW_DATA_SETTINGS:
@@ -157,10 +160,13 @@ def _new_clients(source: Source, data: Data | None, settings: dict[str, Any]) ->
             raise FedtailorError(f"{next(iter(settings))!r} says something of new data: name these with --data too.")
         if not known.new:
             raise FedtailorError("The run held out no new clients: give it data of new ones with --data.")
-        return known, sorted(known.new)
+        return known, sorted(known.new), csv_columns(source.result.experiment)
     before = source.result.experiment.model_dump()
     mine = {name: value for name, value in before.items() if name not in NEW_DATA_SETTINGS or name in KEPT}
-    named = {"data": str(data)} if isinstance(data, (str, Path)) else {}
+    named: dict[str, Any] = {}
+    if isinstance(data, (str, Path)):
+        directory = settings.get("data_dir", mine["data_dir"])
+        named = {"data": str(data), **columns_in(str(data), directory, csv_columns(source.result.experiment))}
     experiment = make_experiment({**mine, "new_clients": 0, **named, **settings})
     dataset = _matching(_dataset(data, experiment), known, own=experiment.labels == "own")
     if dataset.client is None and experiment.clients is None and experiment.partition is None:
@@ -171,7 +177,7 @@ def _new_clients(source: Source, data: Data | None, settings: dict[str, Any]) ->
             f"A client of {federated.name!r} has {len(federated.classes)} classes, but none of the run's had more than "
             f"{len(known.classes)}."
         )
-    return replace(federated, classes=known.classes), list(range(federated.n_clients))
+    return replace(federated, classes=known.classes), list(range(federated.n_clients)), csv_columns(experiment)
 
 
 def _dataset(data: Data, experiment: Experiment) -> Dataset:
@@ -231,14 +237,21 @@ class _Place:
         models = [file for stem in self.stems.values() for file in files_of(stem, onnx)]
         check_free([to / "adapt.json", to / "adapt.csv", *models], overwrite)
 
-    def write(self, source: Source, federated: FederatedData, outcome: Adaptation, graph: OnnxNetwork | None) -> None:
+    def write(
+        self,
+        source: Source,
+        federated: FederatedData,
+        columns: dict[str, str | None],
+        outcome: Adaptation,
+        graph: OnnxNetwork | None,
+    ) -> None:
         """Write the models after the last epoch, and the curves."""
         epochs = len(outcome.adapted) - 1
         for client, stem in self.stems.items():
             own = outcome.per_client[client]
             words = f"on the client's own test samples, after {epochs} epochs of fine-tuning"
             quality = Quality(own.adapted[-1], own.n_test, words)
-            about = source.describe(client, "adapted", quality, stem.name, federated, fine_tuned=epochs)
+            about = source.describe(client, "adapted", quality, stem.name, federated, columns, fine_tuned=epochs)
             write_model(stem, outcome.models[client], about, graph)
         written = {
             "fedtailor": __version__,

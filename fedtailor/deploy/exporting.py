@@ -1,7 +1,7 @@
 """From a run to model files: the model that each client predicts with after the last round, or the global one."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from fedtailor.data import FederatedData
 from fedtailor.deploy.model_file import Description, check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import experiment_hash
+from fedtailor.experiment import Experiment, experiment_hash
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import EvaluateShared, Measured, Metrics
 from fedtailor.models import import_lines
@@ -73,6 +73,11 @@ def export(
                 on_model(files, about)
             written.append(files[0])
         return written
+
+
+def csv_columns(experiment: Experiment) -> dict[str, str | None]:
+    """Return the names of the columns of a CSV file that are no features, as far as the experiment says them."""
+    return {"label_column": experiment.label_column, "client_column": experiment.client_column}
 
 
 def file_name(prefix: str, number: int, name: str) -> str:
@@ -171,10 +176,12 @@ class Source:
         quality: Quality,
         file: str,
         data: FederatedData | None = None,
+        columns: Mapping[str, str | None] | None = None,
         *,
         fine_tuned: int,
     ) -> Description:
-        """Describe a model so that others can use it. `data` are the client's, if they are not the run's."""
+        """Describe a model so that others can use it. `data` and `columns` are the client's, if they are not the
+        run's."""
         experiment, terms, data = self.result.experiment, self.terms, data or self.data
         counted = None if client is None else Site(client, data.client(client), terms).n_outputs
         counted = data.n_outputs if counted is None else counted
@@ -214,4 +221,5 @@ class Source:
             classes=(data.classes if client is None else data.classes_of(client))[:counted],
             outputs=data.n_outputs,
             counted=counted,
+            **(csv_columns(experiment) if columns is None else columns),
         )

@@ -52,6 +52,8 @@ class Description(BaseModel):
     classes: tuple[str, ...] = Field(description="in the order of the outputs; none for a regression")
     outputs: int = Field(description="of the network")
     counted: int = Field(description="the first so many of the outputs count")
+    label_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
+    client_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
 
 
 def files_of(stem: Path, onnx: bool) -> list[Path]:

@@ -1,7 +1,7 @@
 """Predictions with a model file: on arrays, on any data set, or on the samples of a run's clients."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedtailor.data import Dataset
 from fedtailor.data.arrays import as_array, as_features
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
 from fedtailor.data.federated import SPLITS, as_inputs
+from fedtailor.data.info import data_dir as find_data_dir
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.local.descent import EVALUATION_BATCH
@@ -92,6 +93,15 @@ class Model:
         """Make inputs of raw samples, as it was done in training."""
         return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
 
+    def columns(
+        self, data: str, data_dir: str | None, label_column: str | None, client_column: str | None
+    ) -> dict[str, str | None]:
+        """Name the columns of a CSV file that are no features: those that are given, or else those of the file that
+        the model was trained on, where this file has them too."""
+        given = {"label_column": label_column, "client_column": client_column}
+        trained = {name: getattr(self.about, name) for name in given}
+        return {**columns_in(data, data_dir, trained), **{n: column for n, column in given.items() if column}}
+
     def predict(self, x: Tensor, labels: list[str] | None = None) -> Predictions:
         """Predict the classes (or numbers) of inputs."""
         if len(x) == 0:
@@ -142,6 +152,16 @@ class Model:
             classes = data.classes_of(number)
             names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
         return torch.cat(pieces), names
+
+
+def columns_in(data: str, data_dir: str | None, columns: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Select those of the columns that the CSV file of this name has; none if it is another kind of data."""
+    for path in (Path(data), find_data_dir(data_dir) / data):
+        if path.suffix.lower() == ".csv" and path.is_file():
+            with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+                header = [cell.strip() for cell in next(csv.reader(file), [])]
+            return {name: column for name, column in columns.items() if column in header}
+    return {}
 
 
 def _known(part: str) -> str:

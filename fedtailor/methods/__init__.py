@@ -55,17 +55,29 @@ def all_methods() -> dict[str, Method]:
 
 def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
     """Make the method of this name (or `module:Class`) with these hyper-parameters."""
+    return make_method(method_class(name), name, parameters)
+
+
+def method_class(name: str) -> type[Method]:
+    """Find the class of the method of this name (or `module:Class`)."""
     if ":" in name:
-        found = import_object(name, "method")
-        if not (isinstance(found, type) and issubclass(found, Method)):
-            raise FedtailorError(f"{name} is not a method: it must be a subclass of fedtailor.Method.")
-        if found.train is Method.train:
-            raise FedtailorError(f"The method {name} has no function train: every method needs one.")
-        kind = found
-    elif name in CATALOGUE:
-        kind = CATALOGUE[name]
-    else:
+        return check_class(import_object(name, "method"), name)
+    if name not in CATALOGUE:
         raise unknown("method", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def check_class(found: Any, name: str) -> type[Method]:
+    """Refuse what is not the class of a method that can train."""
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise FedtailorError(f"{name} is not a method: it must be a subclass of fedtailor.Method.")
+    if found.train is Method.train:
+        raise FedtailorError(f"The method {name} has no function train: every method needs one.")
+    return found
+
+
+def make_method(kind: type[Method], name: str, parameters: dict[str, Any] | None = None) -> Method:
+    """Make a method of this class, which errors call by this name."""
     try:
         return kind(**(parameters or {}))
     except ValidationError as error:
@@ -81,6 +93,8 @@ def _parameter_error(name: str, kind: type[Method], error: ValidationError) -> F
         if not kind.model_fields:
             return FedtailorError(f"The method {name} has no parameters, so {parameter!r} cannot be set.")
         return unknown(f"parameter of {name}", parameter, kind.model_fields)
+    if first["type"] == "missing":
+        return FedtailorError(f"The method {name} needs its parameter {parameter!r}: give it a value.")
     return FedtailorError(
         f"The parameter {parameter!r} of {name} is {first['input']!r}, but it must be {wanted(first)}."
     )

@@ -105,10 +105,9 @@ def _build_own(factory: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
         arguments: tuple[Any, ...] = (shape, classes) if _takes(factory, shape, classes) else ()
         module = factory(*arguments)
     except Exception as error:  # whatever the user's code does
-        raise FedtailorError(
-            f"The model {name} cannot be built with the input shape and the number of classes, nor with nothing "
-            f"({brief(error)})."
-        ) from error
+        both, failed = f"{name}({shape}, {classes}), with the input shape and the number of classes,", brief(error)
+        tried = f"{both} failed ({failed})" if arguments else f"it does not take {both} and {name}() failed ({failed})"
+        raise FedtailorError(f"The model {name} cannot be built: {tried}.") from error
     if not isinstance(module, nn.Module):
         raise FedtailorError(f"The model {name} made a {type(module).__name__}, not an nn.Module.")
     return module

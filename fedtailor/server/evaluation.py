@@ -110,7 +110,7 @@ def averages(measured: dict[int, Measured], average: str) -> Averages:
     worst = accuracies[: max(1, len(accuracies) // 10)]
     return Averages(
         **{metric: mean("test", metric) for metric in METRICS},
-        accuracy_std=float(np.std(accuracies)) if accuracies else None,
+        accuracy_std=float(np.std(accuracies)) if len(accuracies) > 1 else None,  # one client has no spread
         accuracy_worst_decile=float(np.mean(worst)) if worst else None,
         validation_accuracy=mean("validation", "accuracy"),
         validation_loss=mean("validation", "loss"),

@@ -19,12 +19,14 @@ from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
     Experiment,
+    in_sections,
     make_experiment,
+    merged,
     read_experiment,
     write_toml,
 )
 from fedtailor.files import write_atomically
-from fedtailor.methods import find_method
+from fedtailor.methods import find_method, method_class
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
@@ -35,6 +37,8 @@ from fedtailor.studies.summary import Summary, summarize
 Settings = dict[str, Any]
 FILE, RUNS = "comparison.toml", "runs.json"
 SEEDS = (0, 1, 2)
+# What differs from a single run: a crash costs one round, and no method wins by a lucky last round.
+DEFAULTS: Settings = {"checkpoint_every": 1, "evaluation": {"choose": "last-5"}}
 TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ in: it makes another method of it
 
 
@@ -67,7 +71,7 @@ class Comparison:
     def _experiment(self, method: str, seed: int, chosen: Settings) -> tuple[Experiment, Settings]:
         """Make the experiment of one run, and return it with the grid's values that apply to it: other methods'
         parameters do not."""
-        known = type(find_method(method)).model_fields
+        known = method_class(method).model_fields
         own = {name: value for name, value in chosen.items() if name in known}
         tuning = {name: value for name, value in chosen.items() if name == TUNING and name not in own}
         common = {n: v for n, v in chosen.items() if n not in own and n in Experiment.model_fields}
@@ -85,7 +89,7 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
             raise FedtailorError(f"A comparison has {name}s (a list), not {name}.")
     methods = _distinct("methods", asked.get("methods"), str)
     seeds = _distinct("seeds", asked.get("seeds", list(SEEDS)), int)
-    fields = {method: type(find_method(method)).model_fields for method in methods}
+    fields = {method: method_class(method).model_fields for method in methods}
     given = asked.get("parameters", {})
     if not isinstance(given, dict) or not all(isinstance(of_method, dict) for of_method in given.values()):
         raise FedtailorError("The parameters of a comparison stand in a section for each method: [parameters.METHOD].")
@@ -94,7 +98,8 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
             raise unknown("method of this comparison", name, methods)
     parameters = {m: find_method(m, given.get(m)).model_dump(exclude_none=True) for m in methods}
     rest = {n: v for n, v in asked.items() if n not in ("methods", "seeds", "grid", "parameters", "target")}
-    complete = make_experiment({"checkpoint_every": 1, **rest}).model_dump(exclude={"method", "seed", "parameters"})
+    rest = merged(DEFAULTS, in_sections(rest))
+    complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters"})
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
     comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")))
     for experiment in comparison.runs().values():  # every value of the grid is looked at
@@ -149,7 +154,7 @@ def _check_varied(name: str, parameters: set[str]) -> None:
 
 
 class Comparing:
-    """A comparison at work in its directory: new, or one that was begun there."""
+    """A comparison at work in its directory: new, one that was begun there, or an extension of that."""
 
     def __init__(self, comparison: Comparison, out: Path) -> None:
         self.comparison, self.out = comparison, out
@@ -159,26 +164,33 @@ class Comparing:
         self._check_directory()
 
     def _check_directory(self) -> None:
-        """Refuse a directory of something else, or of another question."""
+        """Refuse a directory of something else, or of a comparison with runs that this one does not have."""
         if not (self.out / FILE).is_file():
             if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
                 raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
             return
-        before = dict(_flat(self._before()))
-        now = dict(_flat(self.comparison.written()))
-        for name in (*now, *before):
-            if name in EXECUTION_ONLY or name == "target" or before.get(name) == now.get(name):
-                continue
-            there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
-            raise FedtailorError(
-                f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
-            )
+        if not planned_runs(self.out).keys() <= {self.path(title) for title in self.runs}:
+            before = read_experiment(self.out / FILE)  # as it was written: its methods may be anybody's code
+            raise self._not_extended(dict(_flat(before)), dict(_flat(self.comparison.written())))
 
-    def _before(self) -> Settings:
-        """Read the question that was asked here, complete if it has the same methods: others may be code that nobody
-        wants to run."""
-        asked = read_experiment(self.out / FILE)
-        return make_comparison(asked).written() if asked.get("methods") == list(self.comparison.methods) else asked
+    def _not_extended(self, before: Settings, now: Settings) -> FedtailorError:
+        """Name what keeps this comparison from being an extension of the one that is there."""
+        for name in (name for name, value in before.items() if isinstance(value, list)):
+            if lost := [value for value in before[name] if value not in now.get(name, [])]:
+                what = f"values of {name.removeprefix('grid.')}" if name.startswith("grid.") else name
+                return FedtailorError(
+                    f"{self.out} has {lost[0]} among its {what}: a comparison can only get more of them, so name it "
+                    "too, or choose another --out."
+                )
+        may_differ = {*EXECUTION_ONLY, "target", "methods", "seeds", *(name for name in before if "grid." in name)}
+        may_differ |= {name for name in now if name.startswith("parameters.") and name not in before}  # a new method's
+        differ = (name for name in (*now, *before) if name not in may_differ and before.get(name) != now.get(name))
+        if (name := next(differ, None)) is None:
+            return FedtailorError(f"{self.out} has runs of another comparison: choose another --out.")
+        there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
+        return FedtailorError(
+            f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
+        )
 
     def path(self, title: str) -> Path:
         """Return the directory of a run."""
@@ -195,8 +207,8 @@ class Comparing:
         self.out.mkdir(parents=True, exist_ok=True)
         directories = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
         runs = {title: {"directory": directories[title], "rounds": run.rounds} for title, run in self.runs.items()}
-        write_atomically(self.out / RUNS, json.dumps(runs, indent=2, ensure_ascii=False) + "\n")
         write_atomically(self.out / FILE, write_toml(self.comparison.written()))
+        write_atomically(self.out / RUNS, json.dumps(runs, indent=2, ensure_ascii=False) + "\n")
 
     def run(self, title: str, on_round: OnRound, on_start: OnStart) -> RunResult | None:
         """Do one run, or what is left of it. Return None for a run that fails after it began: the others go on."""
@@ -232,6 +244,8 @@ class Comparing:
 def planned_runs(path: Path) -> dict[Path, tuple[str, int]]:
     """Read the directory, the title and the number of rounds of every run that a comparison is to have. Its methods are
     not needed for it, which may be anybody's code."""
+    if not (path / RUNS).is_file():
+        return {}
     try:
         runs = json.loads((path / RUNS).read_text(encoding="utf-8"))
         return {path / run["directory"]: (str(title), int(run["rounds"])) for title, run in runs.items()}

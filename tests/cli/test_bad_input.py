@@ -90,6 +90,32 @@ def test_a_command_that_does_not_exist(call: Call) -> None:
     assert "Did you mean 'show'?" in usage_error(call, "shwo", "runs")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "hidden",
+            "The model Net cannot be built: it does not take Net((1, 8, 8), 10), with the input shape and the number "
+            "of classes, and Net() failed (TypeError: Net.__init__() missing 1 required positional argument: "
+            "'hidden').",
+        ),
+        (
+            "shape, classes",
+            "The model Net cannot be built: Net((1, 8, 8), 10), with the input shape and the number of classes, failed "
+            "(RuntimeError: no memory).",
+        ),
+        ("", "The model Net cannot be built: it does not take Net((1, 8, 8), 10), with the input shape and the number "
+             "of classes, and Net() failed (RuntimeError: no memory)."),
+    ],
+)  # fmt: skip
+def test_a_network_that_cannot_be_built_says_how_it_was_called(call: Call, arguments: str, said: str) -> None:
+    lines = ["from torch import nn", "class Net(nn.Module):", f"    def __init__(self, {arguments}):"]
+    write("tests_cli_net.py", "\n".join([*lines, "        raise RuntimeError('no memory')", ""]))
+    assert refusal(call, "run", "fedavg", "--model", "tests_cli_net:Net") == said
+    text = " ".join(done(call("run", "--help")).replace("│", " ").split())
+    assert "module:Class, called with (input shape, classes) or, if it does not take them, with nothing" in text
+
+
 def test_run_without_a_method(call: Call) -> None:
     assert "Missing argument" in usage_error(call, "run")
 

@@ -621,6 +621,21 @@ class TestHelp:
             settings = settings_of(name)
             assert (settings["drop_last"], settings["evaluation"]["train"]) == (there, there)
 
+    def test_options_of_the_evaluation_are_lines_of_a_file_and_can_be_set(self, call: Call) -> None:
+        lines = 'clients = 3\nrounds = 1\nengine = "in-process"\nfine_tune = 2\nevaluate_clients = "participants"\n'
+        file = write("mine.toml", lines)
+        done(call("run", file, "--out", "file"))
+        done(call("run", file, "--fine-tune", 1, "--out", "option"))  # the command line's is over the file's
+        done(call("run", file, "--set", "fine_tune=3", "--set", "evaluate_average=sample", "--out", "set"))
+        found = {name: settings_of(name)["evaluation"] for name in ("file", "option", "set")}
+        assert [found[name]["fine_tune"] for name in found] == [2, 1, 3]
+        assert [found[name]["clients"] for name in found] == ["participants"] * 3
+        assert found["set"]["average"] == "sample"
+        grid = write("grid.toml", f'methods = ["fedavg"]\nseeds = [0]\n{lines}')
+        done(call("compare", grid, "--set", "choose=best-test", "--out", "comparison"))
+        (run,) = Path("comparison/runs").iterdir()
+        assert settings_of(str(run))["evaluation"] == {**found["file"], "choose": "best-test"}
+
 
 class TestPipes:
     def test_output_into_a_pipe_is_the_table_alone(self, tmp_path: Path) -> None:

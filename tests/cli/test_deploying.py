@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 import fedtailor as ft
+from fedtailor.deploy.model_file import HEADER
 from fedtailor.server.records import RoundRecord
 from tests.cli.calling import Call, contents, done, refusal
 
@@ -120,6 +122,70 @@ def test_predictions_of_tables_and_images_without_labels(call: Call) -> None:
     assert "dark" in said
 
 
+def table(file: str, columns: dict[str, Any], rows: range) -> None:
+    """Write digits as a CSV file, with other columns before the pixels."""
+    x = load_digits().data
+    header = ",".join([*columns, *(f"pixel{number}" for number in range(64))])
+    lines = [",".join(map(str, [*(column[row] for column in columns.values()), *x[row]])) for row in rows]
+    Path(file).write_text("\n".join([header, *lines]) + "\n")
+
+
+def test_label_and_client_columns_are_remembered(call: Call) -> None:
+    """Neither is a feature of new tables: names of classes or hospitals would be refused, numbers taken for inputs."""
+    diagnosis, hospital = load_digits().target % 2, np.arange(1797) % 3
+    table("train.csv", {"diagnosis": diagnosis, "hospital": hospital}, range(90))
+    own = {"data": "train.csv", "label_column": "diagnosis", "client_column": "hospital", "clients": None}
+    ft.run("fedavg", **{**SMALL, **own, "new_clients": 0}, out="runs/table")
+    done(call("export", "runs/table", "--global", "--to", "."))
+    about = json.loads(Path("global.json").read_text())
+    assert (about["label_column"], about["client_column"]) == ("diagnosis", "hospital")
+    rows, answers = range(100, 120), {}
+    both: dict[str, Any] = {"diagnosis": diagnosis, "hospital": hospital}
+    for name, columns in (
+        ("both", both),
+        ("label", {"diagnosis": diagnosis}),
+        ("client", {"hospital": hospital}),
+        ("none", {}),
+    ):
+        table(f"{name}.csv", columns, rows)
+        answers[name] = json.loads(done(call("predict", "global.safetensors", "--data", f"{name}.csv", "--json")))
+    predicted = [[one["prediction"] for one in answer["predictions"]] for answer in answers.values()]
+    assert predicted == [predicted[0]] * 4
+    right = np.mean([one == str(diagnosis[row]) for one, row in zip(predicted[0], rows, strict=True)])
+    assert [answer["accuracy"] for answer in answers.values()] == [right, right, None, None]
+    words = ("predict", "global.safetensors", "--data", "both.csv", "--json")
+    assert len(json.loads(done(call(*words, "--client", "1")))["predictions"]) == 7
+    table("renamed.csv", {"truth": diagnosis, "hospital": hospital}, rows)
+    assert "shape 65" in refusal(call, "predict", "global.safetensors", "--data", "renamed.csv")
+    words = ("predict", "global.safetensors", "--data", "renamed.csv", "--label-column", "truth", "--json")
+    assert json.loads(done(call(*words)))["accuracy"] == right
+    Path("new").mkdir()
+    Path("both.csv").rename("new/both.csv")
+    words = ("adapt", "runs/table", "--data", "both.csv", "--data-dir", "new", "--epochs", 1, "--engine", "in-process")
+    Path("new/train.csv").symlink_to(Path("train.csv").resolve())
+    assert "3 new clients" in done(call(*words, "--to", "theirs"))
+    said = done(call("adapt", "runs/table", "--data", "label.csv", "--epochs", 1, "--to", "one"))
+    assert "1 new client" in said
+    words = ("adapt", "runs/table", "--data", "renamed.csv", "--label-column", "truth", "--epochs", 1, "--to", "named")
+    done(call(*words))
+    about = json.loads(Path("named/adapted-0.json").read_text())
+    assert (about["label_column"], about["client_column"]) == ("truth", "hospital")
+    assert "no label column" in refusal(call, "adapt", "runs/table", "--data", "client.csv", "--to", "none")
+
+
+def test_a_model_file_of_an_older_version_is_read(run: ft.RunResult, call: Call) -> None:
+    done(call("export", "runs/ditto", "--client", 0, "--to", "."))
+    about = json.loads(Path("client-0.json").read_text())
+    older = {name: value for name, value in about.items() if name not in ("label_column", "client_column")}
+    assert len(older) == len(about) - 2
+    save_file(load_file("client-0.safetensors"), "older.safetensors", {HEADER: json.dumps(older)})
+    now, before = (
+        done(call("predict", file, "--run", "runs/ditto", "--client", 0))
+        for file in ("client-0.safetensors", "older.safetensors")
+    )
+    assert now == before
+
+
 def test_labels_that_the_model_does_not_know_count_as_wrong(run: ft.RunResult, call: Call) -> None:
     done(call("export", "runs/ditto", "--client", 0, "--to", "."))
     np.savez("odd.npz", x=load_digits().images[:4, None] / 16, y=np.array(["0", "1", "cat", "dog"]))
@@ -146,6 +212,25 @@ def test_adapt_prints_both_curves_and_writes_what_it_found(run: ft.RunResult, ca
     assert Path("theirs/adapted-1-b.safetensors").is_file()
     said = done(call("adapt", "runs/ditto", "--data", "digits", "--clients", 3, "--epochs", 1, "--to", "more"))
     assert "3 new clients" in said
+
+
+def test_one_client_has_no_spread(run: ft.RunResult, call: Call) -> None:
+    np.savez("clinic.npz", x=load_digits().images[:60, None] / 16, y=load_digits().target[:60])
+    said = done(call("adapt", "runs/ditto", "--data", "clinic.npz", "--epochs", 1, "--to", "one"))
+    record = json.loads(Path("one/adapt.json").read_text())
+    for epoch in range(2):
+        mine, local = (f"{100 * record[whose][epoch]['accuracy']:.2f}" for whose in ("adapted", "local"))
+        assert re.search(rf"^ *{epoch} +{mine} +{local} *$", said, re.MULTILINE)
+        assert record["adapted"][epoch]["accuracy_std"] is None
+    assert "±" not in said
+    rows = list(csv.DictReader(Path("one/adapt.csv").read_text().splitlines()))
+    assert [row["adapted_accuracy_std"] for row in rows] == ["", ""]
+    alone = {**SMALL, "data": "clinic.npz", "clients": 1, "partition": "iid", "new_clients": 0}
+    ft.run("local", **alone, out="runs/alone")
+    text = done(call("show", "runs/alone"))
+    assert re.search(r"^ *2 +[\d.]+ +– ", text, re.MULTILINE)  # the last round
+    assert re.search(r"^ *local +[\d.]+ +– ", text, re.MULTILINE)
+    assert [record.accuracy_std for record in ft.load("runs/alone").rounds] == [None, None]
 
 
 def test_mistakes_are_refused(run: ft.RunResult, call: Call) -> None:

@@ -1,7 +1,8 @@
 """Advice: the skew of partitions with known answers, the rule of decision, and the race itself."""
 
 import json
-from statistics import NormalDist
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,25 @@ import torch
 import fedtailor as ft
 from fedtailor.data import Dataset, FederatedData, federate
 from fedtailor.experiment import make_experiment
-from fedtailor.studies.advice import ALONE, GLOBAL, TUNED, Candidate, _decide, _race, advise, measure_skew
+from fedtailor.studies.advice import (
+    ALONE,
+    DRAWS,
+    GLOBAL,
+    MARGIN,
+    TUNED,
+    Advice,
+    Candidate,
+    Skew,
+    _decide,
+    _differences,
+    _interval,
+    _race,
+    advise,
+    measure_skew,
+    sign_flip,
+)
 from tests.cli.calling import Call, call, done, refusal  # noqa: F401
+from tests.helpers import digits
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "model": "mlp:32", "validation": 0.25, "epochs": 2,
                          "engine": "in-process"}  # fmt: skip
@@ -46,7 +64,8 @@ def test_feature_skew_is_the_share_of_variance_that_goes_with_the_client() -> No
 
 
 def candidate(title: str, *accuracies: float, rounds: int = 8) -> Candidate:
-    return Candidate(title, make_experiment({}), rounds=rounds, accuracy=dict(enumerate(accuracies)))
+    found = dict(enumerate(accuracies))
+    return Candidate(title, make_experiment({}), rounds=rounds, accuracy=found, n_samples=dict.fromkeys(found, 1000))
 
 
 def test_the_simplest_that_nothing_beats_is_chosen() -> None:
@@ -54,23 +73,34 @@ def test_the_simplest_that_nothing_beats_is_chosen() -> None:
     base = candidate(GLOBAL, *(0.8 for _ in many))
     better = candidate("ditto", *(0.9 + 0.001 * k for k in many))
     near = candidate(ALONE, *(0.906 + 0.001 * k / 2 for k in many))
-    assert _decide([better, base])[0] == "ditto"
-    assert _decide([better, near, base])[0] == ALONE  # within a point of the best, and simpler
-    lucky = candidate("ditto", 1.0, *(0.8 for _ in range(29)))  # one client gains: chance
-    assert _decide([lucky, base])[0] == GLOBAL
+    assert _decide([better, base]).chosen == "ditto"
+    assert _decide([better, near, base]).chosen == ALONE  # within a point of the best, and simpler
     little = candidate("ditto", *(0.805 for _ in many))  # everybody gains next to nothing
-    title, gain, p = _decide([little, base])
-    assert (title, gain) == (GLOBAL, pytest.approx(0.005))
-    assert p < 0.01
-    assert _decide([base, better])[0] == "ditto"
-    thousands = range(4000)  # so clear that p is 0
+    decision = _decide([little, base])
+    assert (decision.chosen, decision.gain) == (GLOBAL, pytest.approx(0.005))
+    assert decision.p < 0.01
+    assert _decide([base, better]).chosen == "ditto"
+    thousands = range(4000)  # so clear that no draw of the test is as large
     clear = [candidate("ditto", *(0.9 for _ in thousands)), candidate(GLOBAL, *(0.5 for _ in thousands))]
-    assert _decide(clear)[::2] == ("ditto", 0.0)
+    assert _decide(clear).chosen == "ditto"
+    assert _decide(clear).p == 1 / (DRAWS + 1)
     early = candidate("ditto", *(1.0 for _ in many), rounds=4)  # left the race: it does not count
-    assert _decide([base, early])[0] == GLOBAL
+    assert _decide([base, early]).chosen == GLOBAL
+    worse = candidate("ditto", *(0.7 + 0.001 * k for k in many))
+    assert _decide([base, worse]).chosen == GLOBAL
 
 
-def test_the_race_halves_and_keeps_the_global_model() -> None:
+def test_one_lucky_client_decides_nothing() -> None:
+    base = candidate(GLOBAL, *(0.8 for _ in range(30)))
+    lucky = candidate("ditto", 1.0, *(0.8 for _ in range(29)))
+    decision = _decide([lucky, base])
+    assert (decision.chosen, decision.best, decision.p) == (None, "ditto", 1.0)
+    assert decision.interval[0] < 0 < MARGIN < decision.interval[1]
+    most_lose = candidate("ditto", 1.0, 1.0, *(0.795 for _ in range(28)))  # a test of ranks would find a difference
+    assert _decide([most_lose, base]).chosen is None
+
+
+def test_the_race_halves_and_keeps_the_global_model_and_its_best_rival() -> None:
     advanced: list[tuple[str, int]] = []
 
     class Fake(Candidate):
@@ -85,22 +115,160 @@ def test_the_race_halves_and_keeps_the_global_model() -> None:
     assert [title for title, rounds in advanced if rounds == 16] == ["a", "b", "c", "d", GLOBAL]
     assert [title for title, rounds in advanced if rounds == 32] == ["a", "b", "c", GLOBAL]
     assert [c.title for c in ranked][:5] == ["a", "b", "c", GLOBAL, "d"]
+    two = [Fake(title, make_experiment({}), seconds=1.0, accuracy={0: a}) for title, a in ((GLOBAL, 0.9), ("a", 0.8))]
+    assert len({c.rounds for c in _race(two, 160.0, lambda *_: None)}) == 1  # or there would be nothing to test
 
 
-def test_few_clients_are_judged_by_their_samples() -> None:
-    def of_two(title: str, rate: float) -> Candidate:
-        return Candidate(title, make_experiment({}), rounds=8, accuracy={0: rate, 1: rate}, n_samples={0: 60, 1: 40})
-
-    title, _, p = _decide([of_two("ditto", 0.9), of_two(GLOBAL, 0.7)])
-    assert title == "ditto"
-    assert p == pytest.approx(2 * (1 - NormalDist().cdf(0.2 / ((0.09 + 0.21) / 100) ** 0.5)))
-    assert _decide([of_two("ditto", 0.75), of_two(GLOBAL, 0.7)])[0] == GLOBAL
-    assert _decide([of_two("ditto", 1.0), of_two(GLOBAL, 1.0)])[0] == GLOBAL
+# --- few clients: the test over samples ---
 
 
-@pytest.mark.parametrize(("partition", "needed"), [("iid", False), ("classes:2", True)])
-def test_digits(partition: str, needed: bool) -> None:
-    experiment = make_experiment({**SMALL, "partition": partition})
+def of_hits(title: str, *hits: list[int] | np.ndarray) -> Candidate:
+    """A candidate that has these validation samples right, client by client."""
+    each = {client: np.array(of_client, dtype=bool) for client, of_client in enumerate(hits)}
+    accuracy = {client: float(of_client.mean()) for client, of_client in each.items()}
+    counts = {client: len(of_client) for client, of_client in each.items()}
+    return Candidate(title, make_experiment({}), rounds=8, accuracy=accuracy, n_samples=counts, hits=each)
+
+
+def drawn(rng: np.random.Generator, sizes: list[int], gain: float, loss: float) -> tuple[Candidate, Candidate]:
+    """Two candidates that differ on a sample with these probabilities: only the first is right, only the second."""
+    u = [rng.random(size) for size in sizes]
+    both = [rng.random(size) < 0.7 for size in sizes]
+    one = of_hits(
+        "ditto", *(np.where(a < gain, 1, np.where(a < gain + loss, 0, b)) for a, b in zip(u, both, strict=True))
+    )
+    base = of_hits(
+        GLOBAL, *(np.where(a < gain, 0, np.where(a < gain + loss, 1, b)) for a, b in zip(u, both, strict=True))
+    )
+    return one, base
+
+
+def by_enumeration(one: Candidate, base: Candidate) -> float:
+    """The p-value from all signs of all samples that differ, and clients' means computed anew for each."""
+    pairs = [(i, int(a), int(b)) for i in one.hits for a, b in zip(one.hits[i], base.hits[i], strict=True)]
+    differing = [(i, a - b) for i, a, b in pairs if a != b]
+
+    def gain(signs: tuple[int, ...]) -> float:
+        of_client = dict.fromkeys(one.hits, 0.0)
+        for sign, (i, difference) in zip(signs, differing, strict=True):
+            of_client[i] += sign * difference
+        return fmean(total / len(one.hits[i]) for i, total in of_client.items())
+
+    observed = abs(gain((1,) * len(differing)))
+    every = [abs(gain(signs)) >= observed - 1e-9 for signs in product((1, -1), repeat=len(differing))]
+    return fmean(every)
+
+
+def test_the_parts_of_a_difference_add_up_to_the_gain_that_is_shown() -> None:
+    one, base = drawn(np.random.default_rng(0), [7, 20, 100], 0.2, 0.1)
+    assert _differences(one, base).sum() == pytest.approx(one.mean - base.mean, abs=1e-12)
+    assert len(_differences(one, base)) == 127
+    one.hits.clear()  # as with many clients
+    assert _differences(one, base).sum() == pytest.approx(one.mean - base.mean, abs=1e-12)
+    assert len(_differences(one, base)) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_test_is_that_of_all_signs(seed: int) -> None:
+    """Clients of different sizes, so that samples weigh differently."""
+    rng = np.random.default_rng(seed)
+    one, base = drawn(rng, [4, 9, 25], 0.2, 0.05)
+    exact = by_enumeration(one, base)
+    assert 0 < exact < 1
+    found = sign_flip(_differences(one, base), rng, 200_000)
+    assert found == pytest.approx(exact, abs=4 * (exact * (1 - exact) / 200_000) ** 0.5 + 1e-5)
+
+
+def test_one_client_is_mcnemars_test() -> None:
+    from scipy import stats
+
+    one, base = of_hits("ditto", [1] * 12 + [0] * 3 + [1] * 40), of_hits(GLOBAL, [0] * 12 + [1] * 3 + [1] * 40)
+    found = sign_flip(_differences(one, base), np.random.default_rng(0), 200_000)
+    assert found == pytest.approx(stats.binomtest(12, 15).pvalue, abs=0.002)
+
+
+def test_samples_of_a_small_client_weigh_more_as_they_do_in_the_mean() -> None:
+    """A client of 10 samples gains four, one of 200 loses four: the mean over clients gains 19 points. Over pooled
+    samples it is nothing."""
+    one = of_hits("ditto", [1] * 10, [1] * 196 + [0] * 4)
+    base = of_hits(GLOBAL, [1] * 6 + [0] * 4, [1] * 200)
+    assert one.mean - base.mean == pytest.approx(0.19)
+    p = sign_flip(_differences(one, base), np.random.default_rng(0))
+    assert p == pytest.approx(2 / 2**4, abs=0.01)  # those of the large client hardly move the mean
+
+
+@pytest.mark.parametrize("sizes", [[46, 47, 46, 46], [10, 20, 60, 95]])
+def test_the_level_and_the_power(sizes: list[int]) -> None:
+    """185 samples: equal candidates rarely differ significantly, better ones mostly, and intervals cover the gain."""
+    rng, trials = np.random.default_rng(1), 1000
+
+    def of_trials(gain: float, loss: float) -> tuple[float, float]:
+        found, covered = 0, 0
+        for _ in range(trials):
+            one, base = drawn(rng, sizes, gain, loss)
+            p = sign_flip(_differences(one, base), rng, 999)
+            low, high = _interval(one, base, p)
+            found, covered = found + (p < 0.05), covered + (low <= gain - loss <= high)
+            assert (low <= 0 <= high) == (p >= 0.05) or 0 in (low, high)
+        return found / trials, covered / trials
+
+    error = 3 * (0.05 * 0.95 / trials) ** 0.5
+    for equal in (0.01, 0.05, 0.15):
+        level, coverage = of_trials(equal, equal)
+        assert level <= 0.05 + error
+        assert coverage >= 0.95 - error
+    assert level >= 0.05 - error  # 55 samples that differ: hardly coarser than the level
+    power, coverage = of_trials(0.15, 0.02)
+    assert power > 0.9
+    assert coverage >= 0.95 - error
+
+
+def test_what_the_samples_cannot_tell_is_not_decided() -> None:
+    """Nine of ten samples that differ are gains: a test of unpaired samples saw nothing in such cases."""
+    sizes, plus, minus = [46, 46, 46, 46], [3, 2, 2, 2], [0, 1, 0, 0]
+    one = of_hits("ditto", *([1] * a + [0] * b + [1] * (n - a - b) for n, a, b in zip(sizes, plus, minus, strict=True)))
+    base = of_hits(GLOBAL, *([0] * a + [1] * b + [1] * (n - a - b) for n, a, b in zip(sizes, plus, minus, strict=True)))
+    alone = _decide([one, base])
+    assert (alone.chosen, alone.best) == ("ditto", "ditto")
+    assert alone.p == pytest.approx(22 / 1024, abs=0.005)
+    rivals = [of_hits(title, *one.hits.values()) for title in ("fedrep", "apfl")]
+    decision = _decide([one, *rivals, base])  # of three candidates, the best may be so good by chance
+    assert decision.chosen is None
+    assert decision.p == pytest.approx(66 / 1024, abs=0.01)
+    assert decision.interval[0] <= 0 < MARGIN < decision.interval[1]
+    assert decision.gain == pytest.approx(fmean((a - b) / n for n, a, b in zip(sizes, plus, minus, strict=True)))
+
+
+def test_samples_that_all_agree_prove_little_if_they_are_few() -> None:
+    def agreeing(size: int) -> tuple[Candidate, Candidate]:
+        return of_hits("ditto", [1] * size, [1] * size), of_hits(GLOBAL, [1] * size, [1] * size)
+
+    few, many = _decide([*agreeing(20)]), _decide([*agreeing(2000)])
+    assert (few.chosen, few.gain, few.p) == (None, 0.0, 1.0)
+    assert (many.chosen, many.gain, many.p) == (GLOBAL, 0.0, 1.0)
+    assert _decide([of_hits("ditto", [1]), of_hits(GLOBAL, [0])]).chosen is None
+    assert _decide([of_hits(GLOBAL, [1])]).chosen == GLOBAL  # nothing else was in the race
+
+
+def test_the_samples_that_are_right_are_those_of_the_recorded_accuracy() -> None:
+    """For personal, shared and fine-tuned models, and for heads with labels of the client's own."""
+    shortlist = (GLOBAL, TUNED, ALONE, "fedper", "pgfed")
+    settings = {**SMALL, "clients": 4, "partition": "classes:2", "model": "mlp:16"}
+    own = {"labels": "own", "partition": "dirichlet:0.1", "lr": 0.001}  # heads with outputs that do not count
+    for experiment in (make_experiment(settings), make_experiment({**settings, **own})):
+        looked_at = [c for c in advise(experiment, 0.01, shortlist).candidates if c.hits]
+        assert len(looked_at) > 1
+        for of_race in looked_at:
+            assert {i: float(hits.mean()) for i, hits in of_race.hits.items()} == of_race.accuracy
+            assert {i: len(hits) for i, hits in of_race.hits.items()} == of_race.n_samples
+
+
+@pytest.mark.parametrize(
+    ("partition", "needed", "changes"),
+    [("iid", False, {"validation": 0.6, "test": 0.05}), ("classes:2", True, {})],  # it takes more to show no difference
+)
+def test_digits(partition: str, needed: bool, changes: dict[str, Any]) -> None:
+    experiment = make_experiment({**SMALL, "partition": partition, **changes})
     advice = advise(experiment, 0.01, (GLOBAL, TUNED, ALONE, "fedper", "fedrod"))  # the shortest race there is
     assert advice.needed == needed
     assert (advice.chosen == GLOBAL) != needed
@@ -122,6 +290,59 @@ def test_advise_speaks_plainly(call: Call) -> None:  # noqa: F811
     assert {line["method"] for line in advice["race"]} == {GLOBAL, "local"}
     assert "did you mean 'fedper'" in refusal(call, *words, "--method", "fedpar")
     assert "validation" in refusal(call, *words, "--validation", 0)
+
+
+def test_advise_says_when_the_samples_cannot_tell(call: Call) -> None:  # noqa: F811
+    words = ("advise", "--clients", 4, "--partition", "iid", "--model", "mlp:16", "--epochs", 2, "--workers", 1,
+             "--validation", 0.02, "--budget", 1, "--method", TUNED)  # fmt: skip
+    text = " ".join(done(call(*words)).split())
+    assert "Not decided: can't tell with 36 validation samples whether personal models pay. The best of them is" in text
+    assert "Give more validation samples (--validation 0.4) or more clients." in text
+    assert "Recommended" not in text
+    following = text.partition("Next: fedtailor ")[2]
+    assert following.startswith("advise ")
+    assert following.endswith(
+        "--validation 0.4 --model mlp:16 --epochs 2 --workers 1 --budget 1 --method '" + TUNED + "'"
+    )
+    advice = json.loads(done(call(*words, "--json")))
+    assert (advice["decided"], advice["recommended"], advice["personalization_needed"]) == (False, None, None)
+    assert advice["interval"][0] <= 0 <= 0.01 < advice["interval"][1]
+    assert (advice["best_personal"], advice["validation_samples"]) == (TUNED, 36)
+
+
+def test_the_words_of_each_answer() -> None:
+    from fedtailor.cli.advising import command, sentences
+
+    def answer(chosen: str | None, gain: float, **settings: Any) -> Advice:
+        race = [candidate("ditto", 0.8 + gain), candidate(GLOBAL, 0.8)]
+        race[0].experiment = make_experiment(settings)
+        return Advice(Skew(0.1, 0.1, 0.0), race, chosen, "ditto", gain, 0.11, (gain - 0.058, gain + 0.058), 1.0)
+
+    def said(chosen: str | None, gain: float) -> str:
+        return sentences(answer(chosen, gain))[-1]
+
+    gain = "+4.8 points against one model for all, 95 % interval -1.0 … +10.6, p = 0.11"
+    assert (
+        said(None, 0.048).partition("pay. ")[2].startswith(f"The best of them is ditto ({gain}). Best so far: ditto.")
+    )
+    assert "Best so far: fedavg." in said(None, -0.01)
+    much = answer(None, 0.048, validation=0.4)  # to validate with more would leave too little to train with
+    assert sentences(much)[-1].endswith("Give more samples or more clients.")
+    assert command(much, {}, {}) is None
+    assert (
+        said("ditto", 0.048)
+        == f"Recommended: a personal model for each client, by ditto. Personal models pay ({gain})."
+    )
+    assert f"No personal model is better by a point. The best is ditto ({gain})." in said(GLOBAL, 0.048)
+
+
+def test_advice_on_clients_that_are_objects() -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    advice = ft.advise(
+        data=digits([40, 50, 60]), model=network, methods=["local"], budget=0.1, epochs=1, engine="in-process"
+    )
+    assert advice.n_samples == 30
+    assert advice.decided == (advice.chosen is not None)
 
 
 def test_numbers_are_no_classes() -> None:

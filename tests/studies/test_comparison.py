@@ -12,7 +12,7 @@ from fedtailor.experiment import read_experiment, write_toml
 from fedtailor.runs import OnRound
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
-from fedtailor.studies.comparison import Comparing, make_comparison, planned_runs
+from fedtailor.studies.comparison import FILE, Comparing, make_comparison, planned_runs
 from tests.helpers import numbers
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 1, "model": "mlp:16", "engine": "in-process"}
@@ -136,7 +136,7 @@ class TestWork:
         ("change", "said"),
         [
             ({"rounds": 3}, "rounds is 2 and not 3"),
-            ({"seeds": [0, 1]}, r"seeds is \[0\] and not \[0, 1\]"),
+            ({"rounds": 3, "seeds": [0, 1], "methods": ["local", "ditto", "pgfed"]}, "rounds is 2 and not 3"),
             ({"grid": {"lr": [0.5]}}, r"grid.lr is not set and not \[0.5\]"),
             ({"parameters": {"ditto": {"lam": 3}}}, "parameters.ditto.lam is 0.5 and not 3.0"),
             ({"evaluation": {"choose": "best-test"}}, "evaluation.choose is last and not best-test"),
@@ -151,6 +151,50 @@ class TestWork:
         with pytest.raises(FedtailorError, match=f"is another comparison, where {said}: choose another --out"):
             Comparing(make_comparison({**asked, **change}), tmp_path / "a")
         Comparing(make_comparison({**asked, "workers": 2, "target": 0.5, "checkpoint_every": 5}), tmp_path / "a")
+
+    @pytest.mark.parametrize("stop", [None, 2])
+    def test_a_comparison_is_extended_by_methods_seeds_and_values(self, tmp_path: Path, stop: int | None) -> None:
+        """Runs that are there are kept, also if the extension is interrupted and goes on."""
+        asked: dict[str, Any] = {"methods": ["local", "ditto"], "seeds": [0], "grid": {"lam": [0.5]}, **SMALL}
+        more = {"methods": ["fedavg", "ditto", "local"], "seeds": [1, 0], "grid": {"lam": [2, 0.5], "lr": [0.1, 0.05]}}
+        work_through(Comparing(make_comparison(asked), tmp_path / "a"))
+        kept = {path: path.read_bytes() for path in (tmp_path / "a/runs").rglob("*") if path.is_file()}
+        seen: list[RoundRecord] = []
+
+        def see(record: RoundRecord) -> None:
+            seen.append(record)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        extended = make_comparison({**asked, **more})
+        if stop is not None:
+            with pytest.raises(KeyboardInterrupt):
+                work_through(Comparing(extended, tmp_path / "a"), see)
+        assert make_comparison(read_experiment(tmp_path / "a" / FILE)) == (extended if stop else make_comparison(asked))
+        work = Comparing(extended, tmp_path / "a")
+        work_through(work, see)
+        runs = 2 * 2 * (1 + 1 + 2)  # seeds, values of lr; fedavg, local, and ditto with two values of lam
+        assert len(seen) == 2 * (runs - 2)
+        assert make_comparison(read_experiment(tmp_path / "a" / FILE)) == extended
+        assert {path: path.read_bytes() for path in kept} == kept
+        whole = Comparing(extended, tmp_path / "whole")
+        work_through(whole)
+        assert [line.accuracy for line in work.finish().lines] == [line.accuracy for line in whole.finish().lines]
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"methods": ["ditto", "pgfed"]}, "has local among its methods"),
+            ({"seeds": [0, 2]}, "has 1 among its seeds"),
+            ({"grid": {"lam": [0.5, 1.0]}}, "has 2 among its values of lam"),
+            ({"grid": {}}, "has 0.5 among its values of lam"),
+        ],
+    )
+    def test_nothing_is_taken_away(self, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+        asked = {"methods": ["local", "ditto"], "seeds": [0, 1], "grid": {"lam": [0.5, 2]}, **SMALL}
+        Comparing(make_comparison(asked), tmp_path / "a").begin({})
+        with pytest.raises(FedtailorError, match=f"{said}: a comparison can only get more of them, so name it too"):
+            Comparing(make_comparison({**asked, **change}), tmp_path / "a")
 
     def test_a_directory_of_something_else_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").touch()
