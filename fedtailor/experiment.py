@@ -230,11 +230,11 @@ class Settings(TypedDict, total=False):
     evaluate_fine_tune: int
     evaluate_clients: Literal["all", "participants", "new"]
     evaluate_average: Literal["client", "sample"]
-    evaluate_choose: Literal["last", "best-validation", "best-test", "last-10"]
+    evaluate_choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     evaluate_train: bool
     evaluate_every: int
     fine_tune: int
-    choose: Literal["last", "best-validation", "best-test", "last-10"]
+    choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     on_failure: Literal["skip", "stop"]
     engine: Literal["auto", "in-process", "processes"]
     workers: int | None

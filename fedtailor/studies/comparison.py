@@ -185,11 +185,11 @@ class Comparing:
         may_differ = {*EXECUTION_ONLY, "target", "methods", "seeds", *(name for name in before if "grid." in name)}
         may_differ |= {name for name in now if name.startswith("parameters.") and name not in before}  # a new method's
         differ = (name for name in (*now, *before) if name not in may_differ and before.get(name) != now.get(name))
-        if (name := next(differ, None)) is None:
+        if (first := next(differ, None)) is None:
             return FedtailorError(f"{self.out} has runs of another comparison: choose another --out.")
-        there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
+        there, here = ("not set" if value is None else value for value in (before.get(first), now.get(first)))
         return FedtailorError(
-            f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
+            f"{self.out} is another comparison, where {first} is {there} and not {here}: choose another --out."
         )
 
     def path(self, title: str) -> Path:

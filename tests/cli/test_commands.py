@@ -275,8 +275,9 @@ class TestRun:
         lines = answer.err.splitlines()
         assert len(lines) == 2
         fault = "RuntimeError: [no] battery (tests_cli_failing.py, line 5)"
-        for number, line in enumerate(lines, 1):
-            assert line == f"Warning: Failing, round {number}: client 1 left out: {fault}."
+        assert lines[0] == f"Warning: Failing, round 1: client 1 left out: {fault}."
+        assert lines[1] == "Warning: Failing: 1 of 3 clients failed in every round that they took part in."
+        assert "1 of 3 clients failed in every round that they took part in" in " ".join(answer.out.split())
         assert [record["failed"] for record in rounds_of("here")] == [[1], [1]]
 
 

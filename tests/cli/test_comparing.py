@@ -212,7 +212,7 @@ class TestWatch:
         assert "2 of 2 runs finished. Finished. The table is in here/table.txt." in text
         row = next(line.split() for line in text.splitlines() if line.strip().startswith("ditto, seed 0"))
         assert "3/3" in row
-        assert f"{100 * shown['accuracy']:.2f}" in row
+        assert f"{100 * shown['last']['accuracy']:.2f}" in row
         one = done(call("watch", ditto))
         assert "Accuracy of ditto, seed 0 in %" in one
         assert one.endswith("\nFinished.\n")

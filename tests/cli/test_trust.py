@@ -134,7 +134,7 @@ def test_in_python_trust_or_the_objects_will_do(foreign: Call) -> None:
 def test_only_what_was_asked_for_goes_on_in_a_comparison(foreign: Call) -> None:
     """Neither another question that lies there, nor another run in place of one of the comparison's."""
     said = refusal(foreign, "compare", "local", "--out", "compared", *SMALL)
-    assert "is another comparison, where methods is" in said
+    assert "compared has tests_foreign:Mine among its methods" in said
     assert not Path("it-ran").exists()
     done(foreign("compare", "local", *SMALL, "--seeds", "0", "--out", "plain"))
     path = next(Path("plain/runs").iterdir())

@@ -148,7 +148,9 @@ class Shapeless(ft.Method):
         return {"theta": theta, "alpha": alpha}
 
     def upload_like(self, server: ft.Server, client: int) -> ft.Message:
-        return {"theta": torch.ones(4 + client)} if self.what == "theta" else {"alpha": torch.ones(7)}
+        """Declare each client's own shapes, so that only adding them up can fail."""
+        other = {"theta": torch.ones(5)} if self.what == "theta" else {"alpha": torch.ones(7)}
+        return other if client == 1 else {}
 
 
 @pytest.mark.parametrize("what", ["theta", "alpha"])

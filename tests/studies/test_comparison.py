@@ -139,7 +139,7 @@ class TestWork:
             ({"rounds": 3, "seeds": [0, 1], "methods": ["local", "ditto", "pgfed"]}, "rounds is 2 and not 3"),
             ({"grid": {"lr": [0.5]}}, r"grid.lr is not set and not \[0.5\]"),
             ({"parameters": {"ditto": {"lam": 3}}}, "parameters.ditto.lam is 0.5 and not 3.0"),
-            ({"evaluation": {"choose": "best-test"}}, "evaluation.choose is last and not best-test"),
+            ({"evaluation": {"choose": "best-test"}}, "evaluation.choose is last-5 and not best-test"),
         ],
     )
     def test_another_question_in_the_same_directory_is_refused(
