@@ -55,8 +55,8 @@ upload with it), or each client's own. With one participant, a mean is that clie
 size d (4·d bytes); **both** is their sum, FedAvg's being 2. **Work** is how many samples a participant passes forwards
 through the network in a round, relative to FedAvg; a pass through the head alone, on features that are kept, counts as
 nothing, and so does evaluation. All are counted in round 3 of a run with the defaults on digits: `mlp` (d =
-{size:,}), 6 clients of which 3 take part, 5 local epochs of one full batch (LG-FedAvg without its warm rounds, which are
-FedAvg's). So a pass over all training samples beside the local epochs is 0.2.
+{size:,}), 6 clients of which 3 take part, 5 local epochs of one full batch (LG-FedAvg without its warm rounds, which
+are FedAvg's). So a pass over all training samples beside the local epochs is 0.2.
 
 """
 HEADER = """\
