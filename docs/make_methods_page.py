@@ -56,7 +56,7 @@ size d (4·d bytes); **both** is their sum, FedAvg's being 2. **Work** is how ma
 through the network in a round, relative to FedAvg; a pass through the head alone, on features that are kept, counts as
 nothing, and so does evaluation. All are counted in round 3 of a run with the defaults on digits: `mlp` (d =
 {size:,}), 6 clients of which 3 take part, 5 local epochs of one full batch (LG-FedAvg without its warm rounds, which
-cost as FedAvg's). So a pass over all training samples beside the local epochs is 0.2.
+are FedAvg's). So a pass over all training samples beside the local epochs is 0.2.
 
 """
 HEADER = """\

@@ -73,6 +73,15 @@ def test_pgfeds_baselines_have_the_values_of_its_release(table: str) -> None:
         assert cell.lr == (0.01 if name == "pfedme" else 0.005)
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("fedacs/", "pfedmb/"))])
+def test_fedamps_step_follows_the_number_of_clients(name: str) -> None:
+    """A constant one would leave its clients without a weight in their own mix."""
+    preset = ALL[name]
+    for row in (row for row in preset.rows if row.method == "fedamp"):
+        for column in preset.columns:
+            assert preset.experiment(row, column).parameters == {"sigma": 3.0 if "fedacs" in name else 10.0}
+
+
 def test_a_column_is_a_preset_of_its_own() -> None:
     preset = find_preset("pgfed/table1-cifar10-50")
     assert list(preset.columns) == ["50"]
