@@ -5,14 +5,13 @@ transport is an argument and never an attribute: nothing that a method can reach
 """
 
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, explained
+from fedtailor.errors import FedtailorError, explained, warn
 from fedtailor.experiment import Experiment
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
 from fedtailor.messages import NEVER, Measured, Message, Reply, Train, check_tensors, message_bytes
@@ -208,7 +207,7 @@ class Loop:
             who = f"{self.title}, round {number}: client{'s' if len(names) > 1 else ''} {', '.join(names)}"
             if self.experiment.on_failure == "stop":
                 raise FedtailorError(f"{who} failed: {fault}.") from cause
-            warnings.warn(f"{who} left out: {fault}.", ClientFailure, stacklevel=2)
+            warn(f"{who} left out: {fault}.", ClientFailure)
         self._failed_rounds = self._failed_rounds + 1 if failed and len(failed) == participants else 0
         if self._failed_rounds == min(MAX_FAILED_ROUNDS, self.experiment.rounds):
             raise FedtailorError(
