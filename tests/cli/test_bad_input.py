@@ -444,7 +444,7 @@ class TestOwnCode:
         assert answer.out == ""
         write("tests_cli_bad.py", "from fedtailor.methods.fedavg import FedAvg as Bad\n")
         sys.modules.pop("tests_cli_bad")
-        assert "1 of 1 rounds" in done(call("resume", "here"))  # with the fault mended
+        assert "1 of 1 rounds" in done(call("resume", "here", "--trust"))  # with the fault mended
 
     def test_what_a_user_can_mend_is_one_sentence_with_debugging_too(self, call: Call) -> None:
         assert "'mnist'" in refusal(call, "run", "fedavg", *SMALL, "--data", "mnits", "--debug")
