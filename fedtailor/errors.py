@@ -1,12 +1,17 @@
-"""The errors that are the user's to mend: one sentence that says what is wrong and what to do."""
+"""The errors that are the user's to mend: one sentence that says what is wrong and what to do. Warnings, too."""
 
 import os
 import re
+import sys
 import traceback
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+PACKAGE = Path(__file__).parent
 
 
 class FedtailorError(Exception):
@@ -66,8 +71,18 @@ def explained(error: BaseException) -> str:
     return f"{brief(error)}{where}"
 
 
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called the library: what Python shows beside the message is that line,
+    and none of fedtailor's own."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and (_is_library(file := frame.f_code.co_filename) or Path(file).is_relative_to(PACKAGE)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
 def _is_library(file: str) -> bool:
     """Find out whether a source file is fedtailor's own (not a method's), PyTorch's or Python's."""
     path = Path(file)
-    ours = path.is_relative_to(Path(__file__).parent) and "methods" not in path.parts
+    ours = path.is_relative_to(PACKAGE) and "methods" not in path.parts
     return ours or "site-packages" in path.parts or path.is_relative_to(Path(os.__file__).parent)

@@ -4,7 +4,6 @@ Server and client see each other through messages of named tensors alone. A meth
 client uploads is aggregated; the server's loop does it, and hands single uploads only to methods that declare so.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, explained
+from fedtailor.errors import FedtailorError, explained, warn
 from fedtailor.local.client import Client
 from fedtailor.local.descent import Batch
 from fedtailor.local.layout import Layout
@@ -141,7 +140,7 @@ class Server:
         recorded."""
         if about not in self.warnings:
             self.warnings[about] = message
-            warnings.warn(message, stacklevel=2)
+            warn(message)
 
     def keep(self, client: int, state: State) -> None:
         """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""

@@ -7,10 +7,9 @@ apart.
 
 import math
 import statistics
-import warnings
 from collections.abc import Mapping, Sequence
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, warn
 from fedtailor.messages import Message, Reply, largest
 from fedtailor.method import Server
 from fedtailor.server.records import RoundRecord, failures, failures_in_words
@@ -78,14 +77,14 @@ class Failures:
             raise FedtailorError(f"{who} failed: {why}.") from cause
         message = f"{who} left out: {why}."
         server.warnings[f"failure {len(self._told)} in round {round}"] = message
-        warnings.warn(message, ClientFailure, stacklevel=2)
+        warn(message, ClientFailure)
 
     def count(self, rounds: Sequence[RoundRecord]) -> None:
         """Say at the end how often clients failed, if a fault came again after it was told."""
         failed = failures(rounds)
         if sum(times for times, _ in failed.values()) > len(failed):
             words = failures_in_words([failed], len(self.names))
-            warnings.warn(f"{self.title}: {words}.", ClientFailure, stacklevel=2)
+            warn(f"{self.title}: {words}.", ClientFailure)
 
     def _wrong(self, sizes: Mapping[str, float]) -> str:
         """Say what is wrong with a message: NaN, or numbers far larger than in rounds without a failure."""

@@ -1,10 +1,10 @@
 """The diagnostics of a method (PGFed's A, pFedMB's α, FedACS's similarities), recorded within bounds."""
 
-import warnings
 from pathlib import Path
 
 from safetensors.torch import load_file, save
 
+from fedtailor.errors import warn
 from fedtailor.files import write_atomically
 from fedtailor.messages import Message, State, copied, message_bytes
 
@@ -23,10 +23,9 @@ class Observations:
             return
         if self._size() + message_bytes(tensors) > self.limit:
             self._full = True
-            warnings.warn(
+            warn(
                 f"the method's diagnostics are recorded up to round {round - 1} only: it has reached the limit of "
-                f"{self.limit / 1e6:g} MB (observe_limit, observe_every).",
-                stacklevel=2,
+                f"{self.limit / 1e6:g} MB (observe_limit, observe_every)."
             )
         elif self.directory is None:
             self._memory[round] = copied(tensors)
