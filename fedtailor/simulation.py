@@ -182,7 +182,7 @@ class Simulation:
             list(data.names),
             Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
-            Checkpoint(checkpoint, store, device),
+            Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
         )
 
@@ -317,13 +317,28 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
 
 
+def create(path: Path, prepared: Prepared) -> Simulation:
+    """Make a run directory and its simulation."""
+    return _locked(RunDirectory.create(path, prepared.experiment, prepared.data, prepared.terms.fingerprint), prepared)
+
+
 def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
     """Open the simulation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
+    directory.check_links()
     prepared = prepare(experiment, objects)
     directory.check(prepared.data, prepared.terms.fingerprint)
     directory.lock()
-    return Simulation(prepared, directory)
+    return _locked(directory, prepared)
+
+
+def _locked(directory: RunDirectory, prepared: Prepared) -> Simulation:
+    """Make the simulation of a directory that is locked; the lock does not outlive a failure."""
+    try:
+        return Simulation(prepared, directory)
+    except BaseException:
+        directory.unlock()
+        raise
 
 
 def look_into(path: Path, data_dir: str | None = None) -> Simulation:

@@ -6,7 +6,7 @@ runs/              a run directory for each method, choice of settings and seed
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,11 +17,12 @@ from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
     Experiment,
+    first_difference,
     make_experiment,
     read_experiment,
     write_toml,
 )
-from fedtailor.files import write_atomically
+from fedtailor.files import make_directory, write_atomically
 from fedtailor.methods import find_method
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
@@ -159,15 +160,17 @@ class Comparing:
     def _check_directory(self) -> None:
         """Refuse a directory of something else, or of another question."""
         if not (self.out / FILE).is_file():
-            if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            beginning = {f"{FILE}.tmp"}  # of one that was killed before its question was written down
+            if self.out.exists() and (not self.out.is_dir() or {path.name for path in self.out.iterdir()} - beginning):
                 raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
             return
-        before = dict(_flat(read_comparison(self.out).written()))
-        now = dict(_flat(self.comparison.written()))
-        for name in (*now, *before):
-            if name in EXECUTION_ONLY or name == "target" or before.get(name) == now.get(name):
-                continue
-            there, here = ("not set" if value is None else value for value in (before.get(name), now.get(name)))
+        may_differ = {*EXECUTION_ONLY, "target"}
+        before, now = (
+            {name: value for name, value in comparison.written().items() if name not in may_differ}
+            for comparison in (read_comparison(self.out), self.comparison)
+        )
+        if (differing := first_difference(before, now)) is not None:
+            name, there, here = differing
             raise FedtailorError(
                 f"{self.out} is another comparison, where {name} is {there} and not {here}: choose another --out."
             )
@@ -184,7 +187,7 @@ class Comparing:
         """Check all runs before the first one begins, and write the question down."""
         for experiment in todo.values():
             self._prepared.prepare(experiment)
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_directory(self.out)
         write_atomically(self.out / FILE, write_toml(self.comparison.written()))
 
     def run(self, title: str, on_round: OnRound, on_start: OnStart) -> RunResult | None:
@@ -221,12 +224,3 @@ class Comparing:
 def read_comparison(path: Path) -> Comparison:
     """Read the comparison of a directory."""
     return make_comparison(read_experiment(path / FILE))
-
-
-def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all settings, those of sections as `section.name`."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{inside}{name}.")
-        else:
-            yield inside + name, value
