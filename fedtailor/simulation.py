@@ -219,7 +219,13 @@ class Simulation:
 
     def personal_model(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""
-        return self.sites.personal_model(client, self.finished, self.loop.method.broadcast(self.server))
+        theta = self.sites.personal_model(client, self.finished, self.loop.method.broadcast(self.server))
+        if theta.shape != self.terms.initial.shape:
+            raise FedtailorError(
+                f"The model of client {self.data.names[client]} is no vector of the run's network: its state is of "
+                "another run, or damaged."
+            )
+        return theta
 
     def state_of(self, client: int) -> State:
         """A client's private state: for whoever runs the simulation, and for nobody in it."""

@@ -27,20 +27,26 @@ class Observations:
         self._memory: dict[int, State] = {}
         self._new: list[Path] = []  # files that a power cut could take
         self._full = False
+        self._bytes: int | None = None  # recorded until now, once they are counted
 
     def put(self, round: int, tensors: Message) -> None:
         """Record a round, or warn once that there is no more room."""
         if not tensors or self._full:
             return
         content = b"" if self.directory is None else frame(tensors, sender="method", round=round)
-        if self._size() + (len(content) or message_bytes(tensors)) > self.limit:
+        if self._bytes is None:
+            self._bytes = sum(path.stat().st_size for _, path in self._files())
+        size = self._bytes + (len(content) or message_bytes(tensors))
+        if size > self.limit:
             self._full = True
             warnings.warn(
                 f"the method's diagnostics are recorded up to round {round - 1} only: it has reached the limit of "
                 f"{self.limit / 1e6:g} MB (observe_limit, observe_every).",
                 stacklevel=2,
             )
-        elif self.directory is None:
+            return
+        self._bytes = size
+        if self.directory is None:
             self._memory[round] = copied(tensors)
         else:
             make_directory(self.directory)
@@ -72,6 +78,7 @@ class Observations:
     def cut(self, round: int) -> None:
         """Forget what was recorded after this round, and what a killed run left half written."""
         self._memory = {number: tensors for number, tensors in self._memory.items() if number <= round}
+        self._bytes = None if self.directory else sum(map(message_bytes, self._memory.values()))
         for number, path in list(self._files()):
             if number > round or path != self._file(number):
                 path.unlink()
@@ -82,11 +89,6 @@ class Observations:
             for path in self.directory.iterdir():
                 if (named := NAME.fullmatch(path.name)) and is_regular(path):
                     yield int(named[1]), path
-
-    def _size(self) -> int:
-        if self.directory is None:
-            return sum(message_bytes(tensors) for tensors in self._memory.values())
-        return sum(path.stat().st_size for _, path in self._files())
 
     def _file(self, round: int) -> Path:
         assert self.directory is not None
