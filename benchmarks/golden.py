@@ -64,6 +64,7 @@ def numbers(method: str, case: str, engine: str) -> tuple[Any, dict[str, Tensor]
             tensors |= {f"personal-{client}/{name}": t for name, t in result.personal(client).items()}
     for record in records:
         record.pop("seconds", None)
+        record.pop("checksum", None)
     return records, tensors
 
 

@@ -7,7 +7,7 @@ Settings of the evaluation have flat names too (`fine_tune`, `evaluate_clients`)
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -250,8 +250,32 @@ class Settings(TypedDict, total=False):
 def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> str:
     """A checksum of all that decides a run's numbers: equal experiments have equal ones. `parameters` are the method's,
     complete."""
-    settings = {**experiment.model_dump(exclude=EXECUTION_ONLY), "parameters": dict(parameters)}
+    settings = {**deciding_settings(experiment), "parameters": dict(parameters)}
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def deciding_settings(experiment: Experiment) -> dict[str, Any]:
+    """All settings that decide a run's numbers, as JSON has them."""
+    return experiment.model_dump(mode="json", exclude=EXECUTION_ONLY)
+
+
+def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The first setting in which two differ, with both values in words; None if they are the same."""
+    there, here = dict(_flat(before)), dict(_flat(after))
+    for name in (*here, *there):
+        if there.get(name) != here.get(name):
+            one, other = ("not set" if value is None else str(value) for value in (there.get(name), here.get(name)))
+            return name, one, other
+    return None
+
+
+def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all settings, those of sections as `section.name`."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{inside}{name}.")
+        else:
+            yield inside + name, value
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +325,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
         return in_sections(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise FedtailorError(f"There is no experiment file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FedtailorError(f"The experiment file {path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None

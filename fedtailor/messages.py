@@ -16,10 +16,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
+from fedtailor.files import DIGITS, Count, checksum
 
 Message = Mapping[str, Tensor]
 State = dict[str, Tensor]
 NEVER = 0  # the version of a state that no round has made
+BLANK = "0" * DIGITS  # in the place of a frame's checksum while it is computed
+MARK = rb"\"checksum\": \""  # in a frame's header, where JSON stands inside of JSON
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class Metrics:
     accuracy: float | None = None
     balanced_accuracy: float | None = None
     auc: float | None = None
-    n_samples: int = 0
+    n_samples: Count = 0
 
 
 Measured = dict[str, Metrics]  # "test", "validation" and, where asked for, "train"
@@ -78,22 +81,32 @@ def largest(message: Message) -> dict[str, float]:
 
 
 def frame(tensors: Message, **header: str | int) -> bytes:
-    """Pack named tensors and a small header (round, sender, version …) as one safetensors file."""
-    return save(copied(tensors), {"fedtailor": json.dumps(header)})
+    """Pack named tensors and a small header (round, sender, version …) as one safetensors file with a checksum."""
+    content = save(copied(tensors), {"fedtailor": json.dumps({**header, "checksum": BLANK})})
+    return b"".join(_checked(memoryview(content), content.index(MARK) + len(MARK)))
 
 
 def unframe(content: bytes, what: str, **expected: str | int) -> State:
     """Unpack the tensors of a frame; refuse a damaged one, and one whose header is not the expected one."""
     try:
-        tensors: State = load(content)
         length = int.from_bytes(content[:8], "little")
+        start = content.find(MARK, 8, 8 + length) + len(MARK)
+        if start < 8 + len(MARK) or _checked(memoryview(content), start)[1] != content[start : start + DIGITS]:
+            raise ValueError("its checksum does not fit")
+        tensors: State = load(content)
         header: dict[str, Any] = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedtailor"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FedtailorError(f"{what} cannot be read: {error}.") from None
     for name, value in expected.items():
         if header.get(name) != value:
             raise FedtailorError(f"{what} is not what it should be: its {name} is {header.get(name)}, not {value}.")
     return tensors
+
+
+def _checked(content: memoryview, start: int) -> tuple[memoryview, bytes, memoryview]:
+    """Split a frame where its checksum stands, and compute that of all other bytes."""
+    head, tail = content[:start], content[start + DIGITS :]
+    return head, checksum(head, BLANK.encode(), tail).encode(), tail
 
 
 # --- from the server to a site ---

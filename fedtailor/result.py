@@ -134,7 +134,7 @@ class RunResult:
     def partition(self) -> Plain:
         """Every client's name and its samples by class and split, with a checksum of the samples."""
         if self.path is not None:
-            return RunDirectory(self.path).partition()
+            return vars(RunDirectory(self.path).partition())
         return cast(Plain, plain(describe(self.data)))
 
     @property

@@ -8,8 +8,7 @@ from typing import Any, Unpack
 
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, write_toml
-from fedtailor.files import write_atomically
+from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.imports import object_name
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Loss
@@ -22,7 +21,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
-from fedtailor.simulation import Objects, Prepared, Simulation, look_into, prepare, reopen
+from fedtailor.simulation import Objects, Prepared, Simulation, create, look_into, prepare, reopen
 
 CHANGEABLE = ("rounds", "workers", "engine", "deadline", "states", "checkpoint_every", "data_dir", "debug")
 OnRound = Callable[[RoundRecord], None]
@@ -101,8 +100,7 @@ def run_prepared(
     with isolated():
         experiment = experiment.model_copy(update={"parameters": _written(prepared.method)})  # the defaults too
         prepared = replace(prepared, experiment=experiment)
-        directory = RunDirectory.create(out, experiment, prepared.data, prepared.terms.fingerprint) if out else None
-        with closing(Simulation(prepared, directory)) as new:
+        with closing(create(out, prepared) if out else Simulation(prepared)) as new:
             new.start()
             return _finish(new, on_round, on_start)
 
@@ -137,10 +135,11 @@ def resume(
         method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
     objects = Objects(method, data, model, loss)
     _check_objects(Path(path), before, objects, trust)
+    directory.warn_of_other_versions()
     with isolated(), closing(reopen(Path(path), after, objects)) as old:
         old.restore()
-        if after.rounds != before.rounds:
-            write_atomically(Path(path) / "experiment.toml", write_toml(after.model_dump()))
+        if after.rounds != before.rounds or directory.behind:
+            directory.extend(after)
         return _finish(old, on_round, on_start)
 
 
@@ -167,8 +166,8 @@ def load(
         with isolated():
             return look_into(Path(path), objects, data_dir)
 
-    names, clients = directory.partition()["clients"], list(directory.clients())
-    return RunResult(experiment, directory.rounds(), lambda: clients, names, opened, Path(path))
+    partition, rounds, clients = directory.records()
+    return RunResult(experiment, rounds, lambda: clients, partition.clients, opened, Path(path))
 
 
 def _finish(run: Simulation, on_round: OnRound | None, on_start: OnStart | None) -> RunResult:

@@ -202,7 +202,7 @@ class Simulation:
             list(data.names),
             Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
-            Checkpoint(checkpoint, store, device),
+            Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
         )
 
@@ -239,7 +239,13 @@ class Simulation:
 
     def personal_model(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""
-        return self.sites.personal_model(client, self.finished, self.loop.method.broadcast(self.server))
+        theta = self.sites.personal_model(client, self.finished, self.loop.method.broadcast(self.server))
+        if theta.shape != self.terms.initial.shape:
+            raise FedtailorError(
+                f"The model of client {self.data.names[client]} is no vector of the run's network: its state is of "
+                "another run, or damaged."
+            )
+        return theta
 
     def state_of(self, client: int) -> State:
         """A client's private state: for whoever runs the simulation, and for nobody in it."""
@@ -340,13 +346,28 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
 
 
+def create(path: Path, prepared: Prepared) -> Simulation:
+    """Make a run directory and its simulation."""
+    return _locked(RunDirectory.create(path, prepared.experiment, prepared.data, prepared.terms.fingerprint), prepared)
+
+
 def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
     """Open the simulation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
+    directory.check_links()
     prepared = prepare(experiment, objects)
     directory.check(prepared.data, prepared.terms.fingerprint)
     directory.lock()
-    return Simulation(prepared, directory)
+    return _locked(directory, prepared)
+
+
+def _locked(directory: RunDirectory, prepared: Prepared) -> Simulation:
+    """Make the simulation of a directory that is locked; the lock does not outlive a failure."""
+    try:
+        return Simulation(prepared, directory)
+    except BaseException:
+        directory.unlock()
+        raise
 
 
 def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simulation:

@@ -13,7 +13,15 @@ from pathlib import Path
 import torch
 
 from fedtailor.errors import FedtailorError
-from fedtailor.files import fsync_file, write_atomically
+from fedtailor.files import (
+    fsync_directory,
+    fsync_file,
+    is_regular,
+    make_directory,
+    read_bytes,
+    write_atomically,
+    writing,
+)
 from fedtailor.messages import NEVER, State, frame, unframe
 
 AT_ONCE = 16  # files on their way to the disk at a time: it writes them together, many times as fast as in turn
@@ -36,8 +44,6 @@ class Store:
         self._memory: dict[int, State] = {}
         self._durable: dict[int, int] = {}
         self._changed: set[int] = set()  # what has another version than the durable one, or none there
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
 
     def get(self, number: int) -> State:
         """Read the current state; it is empty before the first one was put."""
@@ -98,11 +104,16 @@ class Store:
         if self.directory is None:
             return
         changed = {number: self._file(number, self.current[number]) for number in self._changed}
+        if not changed:
+            return
+        make_directory(self.directory)
         if not self.on_disk:
             for number in changed:
                 self._write(number, self._memory[number], self.current[number])
         with ThreadPoolExecutor(AT_ONCE) as at_once:
             list(at_once.map(fsync_file, changed.values()))
+        with writing(self.directory):
+            fsync_directory(self.directory)
 
     def prune(self) -> None:
         """Remove the files of saved states that are no longer current."""
@@ -125,11 +136,11 @@ class Store:
             self._file(number, version).unlink(missing_ok=True)
 
     def _sweep(self, keep: set[str]) -> None:
-        if self.directory is None:
+        if self.directory is None or not self.directory.is_dir():
             return
-        mine = re.compile(rf"{self.owner}-\d+-round-\d+\.safetensors(\.tmp)?")
+        mine = re.compile(rf"{self.owner}-[0-9]+-round-[0-9]+\.safetensors(\.tmp)?")
         for path in self.directory.iterdir():
-            if mine.fullmatch(path.name) and path.name not in keep:
+            if mine.fullmatch(path.name) and path.name not in keep and is_regular(path):
                 path.unlink()
 
     def _file(self, number: int, version: int | None) -> Path:
@@ -137,14 +148,13 @@ class Store:
         return self.directory / f"{self.owner}-{number}-round-{version}.safetensors"
 
     def _write(self, number: int, state: State, version: int) -> None:
+        assert self.directory is not None
+        with writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
         content = frame(state, sender=f"{self.owner}-{number}", round=version)
         write_atomically(self._file(number, version), content, durable=False)
 
     def _load(self, number: int, version: int) -> State:
         path = self._file(number, version)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FedtailorError(f"The checkpoint file {path} cannot be read: {error.strerror}.") from None
-        tensors = unframe(content, f"The checkpoint file {path}", sender=f"{self.owner}-{number}", round=version)
+        tensors = unframe(read_bytes(path), str(path), sender=f"{self.owner}-{number}", round=version)
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

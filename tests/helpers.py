@@ -1,5 +1,6 @@
 """Small federations for tests: quadratic clients with exact answers, and a few digits."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.experiment import make_experiment
+from fedtailor.experiment import deciding_settings, make_experiment, write_toml
+from fedtailor.files import seal, unseal
 from fedtailor.method import Uploads
 from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.simulation import Objects, Simulation, prepare
@@ -89,6 +91,23 @@ def make_simulation(method: str, **settings: Any) -> Simulation:
 def numbers(records: Iterable[RoundRecord | ClientsRecord]) -> list[dict[str, Any]]:
     """Records as JSON has them, without their times."""
     return [{name: value for name, value in record.plain().items() if name != "seconds"} for record in records]
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change the records of a file, and seal them as if a run had written them so."""
+    content, before = b"", ""
+    for line in path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]:
+        record = {name: value for name, value in json.loads(line).items() if name != "checksum"}
+        sealed = seal({**record, **changes}, before)
+        content, before = content + sealed, unseal(sealed, before)
+    path.write_bytes(content)
+
+
+def rewrite_settings(run: Path, **changes: Any) -> None:
+    """Change settings of a run as if it had been made with them."""
+    experiment = ft.load(run).experiment.model_copy(update=changes)
+    (run / "experiment.toml").write_text(write_toml(experiment.model_dump()))
+    rewrite(run / "about.json", experiment=deciding_settings(experiment))
 
 
 def files(directory: Path) -> dict[str, bytes]:

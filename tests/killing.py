@@ -7,6 +7,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from fedtailor import files
+
 
 class _Half:
     """A file whose first write gets half of what it was given to the disk before its process is killed."""
@@ -23,7 +25,7 @@ class _Half:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def write(self, content: bytes | str) -> None:
+    def write(self, content: bytes) -> None:
         self._file.write(content[: len(content) // 2])
         self._file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -33,13 +35,13 @@ def killed_while_writing(name: str, work: Callable[[], object]) -> None:
     """Do this work in a process that is killed when half of the first file whose name has `name` in it is written."""
 
     def child() -> None:
-        whole = Path.open
+        whole = files._open
 
-        def half(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-            file = whole(path, mode, *rest, **more)
-            return _Half(file) if name in path.name and ("w" in mode or "a" in mode) else file
+        def half(path: Path, mode: str) -> Any:
+            file = whole(path, mode)
+            return _Half(file) if name in path.name and mode in ("xb", "ab") else file
 
-        Path.open = half  # type: ignore[method-assign, assignment]
+        files._open = half
         work()
 
     process = get_context("fork").Process(target=child)

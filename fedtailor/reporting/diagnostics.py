@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from safetensors import SafetensorError
 
-from fedtailor.errors import FedtailorError
 from fedtailor.reporting.figures import POINTS, evenly, in_order, left_out, regression, samples
 from fedtailor.reporting.marks import Array, Curve, Figure, Heat, Network, Panel, Points, Style
 from fedtailor.result import RunResult
@@ -34,10 +32,7 @@ class Shown:
 
     def at(self, round: int) -> dict[str, Array]:
         """Read the diagnostics of a round."""
-        try:
-            return {name: tensor.double().numpy() for name, tensor in self.result.observations.get(round).items()}
-        except (SafetensorError, OSError) as error:
-            raise FedtailorError(f"{self.result.path}/observed: round {round} cannot be read ({error}).") from None
+        return {name: tensor.double().numpy() for name, tensor in self.result.observations.get(round).items()}
 
     @cached_property
     def last(self) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError, brief
+from fedtailor.errors import FedtailorError
 from fedtailor.experiment import read_experiment
 from fedtailor.methods import CATALOGUE
 from fedtailor.result import RunResult
@@ -37,8 +37,7 @@ def read_runs(directories: Sequence[Path]) -> Runs:
         if not directory.is_dir():
             raise FedtailorError(f"There is no directory {directory}: name run directories, or what contains them.")
         if len(directories) == 1 and (directory / COMPARISON).is_file():
-            asked = read_experiment(directory / COMPARISON)
-            runs.methods, runs.target = asked["methods"], asked.get("target")
+            runs.methods, runs.target = _asked(directory / COMPARISON)
         for path in _below(directory):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
@@ -54,6 +53,17 @@ def read_runs(directories: Sequence[Path]) -> Runs:
     return runs
 
 
+def _asked(path: Path) -> tuple[list[str], float | None]:
+    """Read the methods of a comparison in their order, and its target. Its methods need not be importable here."""
+    asked = read_experiment(path)
+    methods, target = asked.get("methods"), asked.get("target")
+    if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
+        raise FedtailorError(f"{path} is no comparison: its methods are {methods!r:.50}, no list of names.")
+    if not (target is None or (isinstance(target, int | float) and 0 < target <= 1)):
+        raise FedtailorError(f"{path} is no comparison: its target is {target!r:.50}, no accuracy.")
+    return methods, target
+
+
 def _below(directory: Path) -> Iterator[Path]:
     """Find run directories, in a settled order. What lies inside of one belongs to it."""
     for path, folders, files in os.walk(directory):
@@ -66,33 +76,7 @@ def _below(directory: Path) -> Iterator[Path]:
 def _read(path: Path, runs: Runs) -> None:
     try:
         result = load(path)
-        _check(result)
     except FedtailorError as error:
         runs.broken[path] = str(error)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-    ) as error:  # not readable, or not the partition of these records
-        runs.broken[path] = f"{path} is damaged: its records cannot be read ({brief(error)})."
     else:
         (runs.results if result.chosen("last") else runs.begun).append(result)
-
-
-def _check(result: RunResult) -> None:
-    """Refuse records that do not fit together; each of them was checked when it was read."""
-    result.summary()
-    partition, known = result.partition, set(range(len(result.names)))
-    if [len(row) for row in partition["train"]] != [max(len(partition["classes"]), 1)] * len(known):
-        raise ValueError("partition.json does not fit its clients")
-    if [record.round for record in result.clients][: len(result.rounds)] != [r.round for r in result.rounds]:
-        raise ValueError("clients.jsonl does not have the rounds of rounds.jsonl")
-    named = {
-        "partition.json": set(partition["new"]),
-        "rounds.jsonl": {client for record in result.rounds for client in record.participants},
-        "clients.jsonl": {client for record in result.clients for client in record.results},
-    }
-    for file, clients in named.items():
-        if not clients <= known:
-            raise ValueError(f"{file} names clients that do not exist")

@@ -1,22 +1,43 @@
 """The server's checkpoint: its state, what it keeps of clients, and the versions of the clients' own states.
 
 The manifest names all of them and is written last, so it is the commit: what it does not name does not count. The
-clients' states are at the sites; here are only their versions.
+clients' states are at the sites; here are only their versions. Every file has a checksum of its own.
 """
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from fedtailor.errors import FedtailorError
-from fedtailor.files import write_atomically
-from fedtailor.messages import Message, State, frame, unframe
+from fedtailor.files import Count, is_regular, make_directory, read_bytes, read_sealed, seal, write_atomically
+from fedtailor.messages import NEVER, Message, State, frame, unframe
+from fedtailor.server.records import Record
 from fedtailor.store import Store
 
 MANIFEST = "manifest.json"
+OURS = re.compile(r"(manifest\.json\.tmp|server-round-[0-9]+\.safetensors(\.tmp)?)")  # what a killed run may leave
+
+
+@dataclass(kw_only=True)
+class Manifest(Record):
+    """The round of a checkpoint, and the versions of all states that belong to it."""
+
+    round: Count
+    clients: dict[Count, Count]  # of their own states, at the sites
+    server: dict[Count, Count]  # of what the server keeps of them
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Self:
+        record = super().from_json(line)
+        if any(
+            not NEVER < version <= record.round for of in (record.clients, record.server) for version in of.values()
+        ):
+            raise ValueError("it names states of rounds that it does not have")
+        return record
 
 
 @dataclass
@@ -28,14 +49,20 @@ class Saved:
     versions: dict[int, int] = field(default_factory=dict)  # of the clients' states
 
 
-class Checkpoint:
-    """Checkpoints in a directory; without one, nothing is saved."""
+def read_manifest(directory: Path) -> Manifest | None:
+    """Read the manifest of a checkpoint directory; None if there is none yet."""
+    path = directory / MANIFEST
+    return read_sealed(path, Manifest.from_json) if path.exists() else None
 
-    def __init__(self, directory: Path | None, store: Store, device: torch.device | str = "cpu") -> None:
-        self.directory, self.store, self.device = directory, store, device
+
+class Checkpoint:
+    """Checkpoints in a directory, of so many clients; without a directory, nothing is saved."""
+
+    def __init__(
+        self, directory: Path | None, store: Store, device: torch.device | str = "cpu", n_clients: int | None = None
+    ) -> None:
+        self.directory, self.store, self.device, self.n_clients = directory, store, device, n_clients
         self._round: int | None = None  # the round of the last one
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
 
     def write(
         self, round: int, state: Message, versions: dict[int, int], save: Callable[[], None], prune: Callable[[], None]
@@ -45,13 +72,14 @@ class Checkpoint:
             return
         save()
         self.store.save()
+        make_directory(self.directory)
         write_atomically(self._file(round), frame(state, sender="server", round=round))
         named = {
             "round": round,
             "clients": {str(client): versions[client] for client in sorted(versions)},
             "server": {str(client): self.store.current[client] for client in sorted(self.store.current)},
         }
-        write_atomically(self.directory / MANIFEST, json.dumps(named) + "\n")
+        write_atomically(self.directory / MANIFEST, seal(named))
         prune()
         self.store.prune()
         if self._round not in (None, round):
@@ -61,38 +89,32 @@ class Checkpoint:
     def read(self, sweep: bool = True) -> Saved:
         """Go back to the last checkpoint. `sweep` removes what a killed run left behind."""
         assert self.directory is not None
-        manifest = self.directory / MANIFEST
-        if not manifest.exists():
+        manifest = read_manifest(self.directory)
+        if manifest is None:
             if sweep:
                 self._sweep(None)
                 self.store.restore({})
             return Saved()
-        try:
-            named = json.loads(manifest.read_text(encoding="utf-8"))
-            round = int(named["round"])
-            versions, kept = ({int(c): int(v) for c, v in named[whose].items()} for whose in ("clients", "server"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        if self.n_clients is not None and max((*manifest.clients, *manifest.server, 0)) >= max(self.n_clients, 1):
             raise FedtailorError(
-                f"The checkpoint in {self.directory} is damaged: its manifest cannot be read."
-            ) from None
-        path = self._file(round)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FedtailorError(f"The checkpoint file {path} cannot be read: {error.strerror}.") from None
-        state = unframe(content, f"The checkpoint file {path}", sender="server", round=round)
-        self.store.restore(kept, sweep)
+                f"The checkpoint in {self.directory} is of another run: it names clients that do not exist."
+            )
+        path = self._file(manifest.round)
+        state = unframe(read_bytes(path), str(path), sender="server", round=manifest.round)
+        self.store.restore(manifest.server, sweep)
         if sweep:
-            self._sweep(round)
-        self._round = round
-        return Saved(round, {name: tensor.to(self.device) for name, tensor in state.items()}, versions)
+            self._sweep(manifest.round)
+        self._round = manifest.round
+        return Saved(
+            manifest.round, {name: tensor.to(self.device) for name, tensor in state.items()}, dict(manifest.clients)
+        )
 
     def _sweep(self, round: int | None) -> None:
         assert self.directory is not None
-        keep = {MANIFEST, *([] if round is None else [self._file(round).name])}
+        if not self.directory.is_dir():
+            return
         for path in self.directory.iterdir():
-            mine = path.name.startswith((MANIFEST, "server-round-"))
-            if mine and path.is_file() and path.name not in keep:
+            if OURS.fullmatch(path.name) and path.name != self._file(round).name and is_regular(path):
                 path.unlink()
 
     def _file(self, round: int | None) -> Path:

@@ -98,6 +98,7 @@ class Loop:
         with self._timed("checkpoints"):
             if self.directory is not None:
                 self.directory.sync()  # what was recorded lasts as long as the checkpoint
+                self.observations.sync()
             self.checkpoint.write(self.finished, self.server.state, self.versions, transport.save, transport.prune)
 
     def round(self, number: int, transport: Transport) -> RoundRecord:

@@ -1,6 +1,7 @@
 """The run directory: the complete experiment, a JSON line a round, every client's results, the checkpoints.
 
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
+about.json         the versions that made it, and the settings that decide its numbers
 partition.json     every client's name and its training, validation and test samples by class
 rounds.jsonl       one object a round: metrics, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
@@ -8,27 +9,72 @@ observed/          what the method shows of itself, by round, if it shows anythi
 checkpoint/        what to resume from
 lock               held by the process that runs here
 result.json        the outcome, once the run is finished
+
+Everything is sealed by a checksum except `experiment.toml`, which people may edit: it is compared with `about.json`.
 """
 
-import json
 import os
+import platform
+import stat
+import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
 
 from fedtailor.data import FederatedData
-from fedtailor.errors import FedtailorError, brief
-from fedtailor.experiment import Experiment, make_experiment, read_experiment, write_toml
-from fedtailor.files import fsync_file, write_atomically
-from fedtailor.server.records import ClientsRecord, Plain, RoundRecord, finite
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import (
+    Experiment,
+    deciding_settings,
+    first_difference,
+    make_experiment,
+    read_experiment,
+    write_toml,
+)
+from fedtailor.files import (
+    append,
+    damaged,
+    fsync_directory,
+    fsync_file,
+    is_regular,
+    make_directory,
+    read_sealed,
+    reading,
+    seal,
+    truncate,
+    unseal,
+    write_atomically,
+    writing,
+)
+from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
+from fedtailor.version import __version__
 
 try:
     import fcntl
 except ImportError:  # not on this system: two processes in one run directory are then the user's to avoid
     fcntl = None  # type: ignore[assignment]
 
+FORMAT = 1  # of all files here: a run in another format is refused
+FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "observed", "tensorboard")
+GROWING = ("rounds.jsonl", "clients.jsonl")
+BEGINNING = ("lock", "partition.json", "about.json")  # written before `experiment.toml`, which makes it a run
+FILES = (*BEGINNING, "experiment.toml", *GROWING, "result.json")
+
 AnyRecord = TypeVar("AnyRecord", RoundRecord, ClientsRecord)
 _OPEN: set[Path] = set()  # directories in which this process is writing: its own lock would not stop it
+_LOCKS: set[int] = set()  # descriptors of locked files
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The end of a growing file: its place, and the checksum of the last line."""
+
+    end: int = 0
+    checksum: str = ""
 
 
 class RunDirectory:
@@ -36,93 +82,194 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
+        self._tails = dict.fromkeys(GROWING, Tail())  # as this process wrote them
+        self.behind = False  # experiment.toml has fewer rounds than about.json
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, data: FederatedData, network: str) -> "RunDirectory":
         check_free(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FedtailorError(f"The run directory {path} cannot be made: {error.strerror}.") from None
+        make_directory(path)
         run = cls(path)
-        write_atomically(path / "partition.json", json.dumps(plain({**describe(data), "network": network})) + "\n")
-        write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
         run.lock()
+        try:
+            check_free(path)  # nobody else was faster
+            write_atomically(path / "partition.json", seal({**describe(data), "network": network}))
+            run._write_about(About(format=FORMAT, versions=versions(), experiment=deciding_settings(experiment)))
+            write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
+        except BaseException:
+            run.unlock()
+            raise
         return run
+
+    # --- what the run is ---
+
+    def experiment(self) -> Experiment:
+        """The run's experiment; says so if this is not a run directory, or if `experiment.toml` was edited.
+
+        A lower number of rounds there is that of a run which was killed while it was made longer.
+        """
+        if not (self.path / "experiment.toml").is_file() or not (self.path / "partition.json").is_file():
+            if is_beginning(self.path) and any(self.path.iterdir()):
+                raise FedtailorError(f"The run in {self.path} was stopped before it began: start it again.")
+            raise FedtailorError(f"{self.path} is not a run directory: it has no experiment.toml and partition.json.")
+        about = self.about()
+        found = make_experiment(read_experiment(self.path / "experiment.toml"))
+        rounds = about.experiment.get("rounds")
+        self.behind = isinstance(rounds, int) and found.rounds < rounds
+        if self.behind:
+            found = found.model_copy(update={"rounds": rounds})
+        if (edited := first_difference(about.experiment, deciding_settings(found))) is not None:
+            name, before, after = edited
+            instead = "use `fedtailor resume --rounds`" if name == "rounds" else "start a new run for another one"
+            raise FedtailorError(
+                f"{self.path / 'experiment.toml'} was edited: {name} is {after}, but the run was made with {before}; "
+                f"put it back, and {instead}."
+            )
+        return found
+
+    def about(self) -> About:
+        """The versions that made the run, and the settings that decide its numbers."""
+        if not (self.path / "about.json").is_file():
+            raise FedtailorError(
+                f"The run in {self.path} has no about.json: an older version of fedtailor made it, or it was removed; "
+                "run its experiment.toml again."
+            )
+        about = read_sealed(self.path / "about.json", About.from_json)
+        if about.format != FORMAT:
+            made = about.versions.get("fedtailor", "unknown")
+            raise FedtailorError(
+                f"The run in {self.path} was made by fedtailor {made} in another format ({about.format}, not "
+                f"{FORMAT}): use that version, or run its experiment.toml again."
+            )
+        return about
+
+    def warn_of_other_versions(self) -> None:
+        """Say so if the run was made by another version of something that its numbers may depend on."""
+        made, here = self.about().versions, versions()
+        differing = [
+            f"{name} {made[name]}, not {here[name]}" for name in here if made.get(name, here[name]) != here[name]
+        ]
+        if differing:
+            warnings.warn(
+                f"the run in {self.path} was made with {' and with '.join(differing)}: its numbers may not be those of "
+                "a run that was never stopped.",
+                stacklevel=2,
+            )
+
+    def extend(self, after: Experiment) -> None:
+        """Write down that the run gets more rounds. Killed in between, it has them already (see `experiment`)."""
+        about = self.about()
+        self._write_about(replace(about, experiment={**about.experiment, "rounds": after.rounds}))
+        write_atomically(self.path / "experiment.toml", write_toml(after.model_dump()))
+        (self.path / "result.json").unlink(missing_ok=True)
+
+    def _write_about(self, about: About) -> None:
+        write_atomically(self.path / "about.json", seal(vars(about), pretty=True))
+
+    def partition(self) -> Partition:
+        """Every client's name and its samples by class."""
+        return read_sealed(self.path / "partition.json", Partition.from_json)
+
+    def check(self, data: FederatedData, network: str) -> None:
+        """Refuse to go on with other data, from another first vector (`network` is its checksum), or without the
+        checkpoint, of which the first comes before the first record."""
+        manifest, rounds = self.path / "checkpoint" / "manifest.json", self.path / "rounds.jsonl"
+        if not manifest.exists() and rounds.exists() and rounds.stat().st_size:
+            raise damaged(manifest, "it is missing")
+        recorded = self.partition()
+        if recorded.network != network:
+            raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
+        if recorded != Partition(**describe(data), network=network):
+            raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
+
+    # --- what it has done ---
 
     def rounds(self) -> list[RoundRecord]:
         """Read the record of every round."""
-        return [self._typed(RoundRecord, plain) for plain, _ in _lines(self.path / "rounds.jsonl")]
+        return [record for record, _ in _lines(self.path / "rounds.jsonl", RoundRecord)]
 
     def clients(self) -> Iterator[ClientsRecord]:
         """Read the clients' records one by one: those of many rounds together could fill the memory."""
-        return (self._typed(ClientsRecord, plain) for plain, _ in _lines(self.path / "clients.jsonl"))
+        return (record for record, _ in _lines(self.path / "clients.jsonl", ClientsRecord))
 
-    def _typed(self, kind: type[AnyRecord], plain: Plain) -> AnyRecord:
-        try:
-            return kind.from_plain(plain)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FedtailorError(f"{self.path} is damaged: its records cannot be read ({brief(error)}).") from None
+    def outcome(self) -> Outcome | None:
+        """Read the number of rounds after which the run was finished; None if it was not yet."""
+        path = self.path / "result.json"
+        return read_sealed(path, Outcome.from_json) if path.exists() else None
 
-    def experiment(self) -> Experiment:
-        """The run's experiment; says so if this is not a run directory at all."""
-        if not (self.path / "experiment.toml").is_file() or not (self.path / "partition.json").is_file():
-            raise FedtailorError(f"{self.path} is not a run directory: it has no experiment.toml and partition.json.")
-        return make_experiment(read_experiment(self.path / "experiment.toml"))
+    def records(self) -> tuple[Partition, list[RoundRecord], list[ClientsRecord]]:
+        """Read everything, and refuse records that do not fit together."""
+        partition, outcome = self.partition(), self.outcome()
+        rounds = self.rounds()  # before the clients' records, of which a run at work always has as many
+        clients = list(self.clients())
+        if outcome is not None and len(rounds) < outcome.rounds:
+            raise damaged(self.path / "rounds.jsonl", f"it has {len(rounds)} of {outcome.rounds} rounds")
+        if len(clients) < len(rounds):
+            raise damaged(self.path / "clients.jsonl", f"it has {len(clients)} of {len(rounds)} rounds")
+        known = len(partition.clients)
+        if any(client >= known for record in rounds for client in (*record.participants, *record.failed)):
+            raise damaged(self.path / "rounds.jsonl", "it names clients that do not exist")
+        named = (
+            client for record in clients for of in (record.results, record.bytes_up, record.bytes_down) for client in of
+        )
+        if any(client >= known for client in named):
+            raise damaged(self.path / "clients.jsonl", "it names clients that do not exist")
+        return partition, rounds, clients
 
-    def partition(self) -> Plain:
-        found = _json(self.path / "partition.json")
-        if not isinstance(found, dict) or not isinstance(found.get("clients"), list):
-            raise FedtailorError(f"{self.path / 'partition.json'} is damaged: it names no clients.")
-        return found
-
-    def check(self, data: FederatedData, network: str) -> None:
-        """Refuse to go on with other data, or from another first vector (`network` is its checksum)."""
-        recorded = self.partition()
-        if recorded.pop("network", None) != network:
-            raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
-        if recorded != plain(describe(data)):
-            raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
+    # --- writing ---
 
     def sync(self) -> None:
         """Have the system write the records to the disk itself."""
-        for name in ("rounds", "clients"):
-            if (path := self.path / f"{name}.jsonl").exists():
-                fsync_file(path)
+        for name in GROWING:
+            if self._tails[name].end:
+                fsync_file(self.path / name)
+        with writing(self.path):
+            fsync_directory(self.path)
 
     def cut(self, round: int) -> None:
         """Forget the records behind this round, as they will be made again."""
-        for path in (self.path / "rounds.jsonl", self.path / "clients.jsonl"):
-            found, end = 0, 0
-            for record, behind in _lines(path):
-                if record["round"] != found + 1 or found == round:
+        for name, kind in zip(GROWING, (RoundRecord, ClientsRecord), strict=True):
+            path, tail, found = self.path / name, Tail(), 0
+            for _, behind in _lines(path, kind) if round else ():
+                found, tail = found + 1, behind
+                if found == round:
                     break
-                found, end = found + 1, behind
             if found != round:
-                raise FedtailorError(f"{path} does not have all rounds up to {round}: it was changed.")
+                raise damaged(path, f"it does not have all rounds up to {round}")
             if path.exists():
-                os.truncate(path, end)
+                truncate(path, tail.end)
+            self._tails[name] = tail
 
     def append(self, round: Plain, clients: Plain) -> None:
         """Write a round down."""
-        for name, record in (("clients", clients), ("rounds", round)):
-            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+        for name, record in (("clients.jsonl", clients), ("rounds.jsonl", round)):
+            before = self._tails[name]
+            line = seal(record, before.checksum)
+            append(self.path / name, line, before.end)
+            self._tails[name] = Tail(before.end + len(line), unseal(line, before.checksum))
 
     def finish(self, result: Plain) -> None:
-        write_atomically(self.path / "result.json", json.dumps(plain(result), indent=2) + "\n")
+        write_atomically(self.path / "result.json", seal(plain(result), pretty=True))
+
+    # --- whose it is ---
 
     def lock(self) -> None:
         """Keep other processes from writing here. A killed process's lock is gone with it."""
+        self.check_links()
         if self.path.resolve() in _OPEN:
             raise FedtailorError(f"Another run of this process is writing in {self.path}: wait for it.")
         _OPEN.add(self.path.resolve())
         if fcntl is None:
             return
-        self._lock = (self.path / "lock").open("w", encoding="utf-8")
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with writing(self.path / "lock"):
+                self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            _LOCKS.add(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FedtailorError:
+            self.unlock()
+            raise
         except OSError:
             self.unlock()
             raise FedtailorError(f"Another process is running in {self.path}: wait for it, or end it first.") from None
@@ -130,7 +277,41 @@ class RunDirectory:
     def unlock(self) -> None:
         _OPEN.discard(self.path.resolve())
         if self._lock is not None:
-            self._lock.close()
+            _LOCKS.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+    def check_links(self) -> None:
+        """Refuse a directory in which a name of ours leads to somewhere else: nothing is written or removed there."""
+        for names, is_right, kind in ((FOLDERS, stat.S_ISDIR, "directory"), (FILES, stat.S_ISREG, "file")):
+            for name in names:
+                path = self.path / name
+                if not os.path.lexists(path):
+                    continue
+                found = path.lstat()
+                linked = name in GROWING and found.st_nlink > 1  # these are not replaced, but written in
+                if linked or not is_right(found.st_mode):
+                    raise FedtailorError(
+                        f"{path} is no {kind} of its own (a link, perhaps), and a run writes nowhere but in its "
+                        f"directory: put a real {kind} there, or remove it."
+                    )
+
+
+def _close_locks() -> None:
+    """Let go of a parent's locks in a process that was forked: it could outlive the parent."""
+    for descriptor in _LOCKS:
+        os.close(descriptor)
+    _LOCKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks)
+
+
+def versions() -> dict[str, str]:
+    """The versions of all that a run's numbers may depend on."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"fedtailor": __version__, "torch": str(torch.__version__), "numpy": np.__version__, "python": python}
 
 
 def describe(data: FederatedData) -> Plain:
@@ -147,11 +328,19 @@ def describe(data: FederatedData) -> Plain:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a run directory that is not new."""
+    """Refuse a run directory that is not new; what a run left that was killed before it began is taken over."""
     if (path / "experiment.toml").is_file():
         raise FedtailorError(f"{path} is a run already: choose another --out, or go on with `fedtailor resume {path}`.")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if os.path.lexists(path) and not is_beginning(path):
         raise FedtailorError(f"{path} exists already and is not a run directory: choose another --out.")
+
+
+def is_beginning(path: Path) -> bool:
+    """Find out whether a directory holds nothing, or no more than a run writes before it begins."""
+    if not path.is_dir():
+        return False
+    ours = {*BEGINNING, *(f"{name}.tmp" for name in (*BEGINNING, "experiment.toml"))}
+    return all(file.name in ours and is_regular(file) for file in path.iterdir())
 
 
 def new_directory(name: str, below: str = "runs") -> Path:
@@ -171,25 +360,21 @@ def plain(value: Any) -> Any:
     return finite(value)
 
 
-def _json(path: Path) -> Plain:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-    except (OSError, ValueError):
-        raise FedtailorError(f"{path} is damaged: it is not JSON.") from None
-
-
-def _lines(path: Path) -> Iterator[tuple[Plain, int]]:
-    """The records of a file, and where each of them ends; a last line that was cut off by a crash is left out."""
+def _lines(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, Tail]]:
+    """The records of a file, and the file's tail behind each; a last line that a crash cut off is left out."""
     if not path.exists():
         return
-    end = 0
-    with path.open("rb") as file:
+    tail, number = Tail(), 0
+    with reading(path) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 return
-            end += len(line)
+            number += 1
             try:
-                record = json.loads(line)
-            except ValueError:
-                raise FedtailorError(f"{path} is damaged: it has a line that is not JSON.") from None
-            yield record, end
+                tail = Tail(tail.end + len(line), unseal(line, tail.checksum))
+                record = kind.from_json(line)
+                if record.round != number:
+                    raise ValueError(f"it is of round {record.round}")
+            except ValueError as error:
+                raise damaged(path, error, number) from None
+            yield record, tail

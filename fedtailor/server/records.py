@@ -1,19 +1,51 @@
-"""The records of a round and of its clients: types with named fields, written as lines of JSON."""
+"""What a run directory records: types with named fields, written as JSON, and checked when they are read.
+
+Reading is strict: a number is a finite one, and a whole one where it counts something. Unknown fields are left out.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
+from pydantic import ConfigDict, TypeAdapter
+
+from fedtailor.files import Count
 from fedtailor.messages import Measured, Metrics
 
 Plain = dict[str, Any]  # as JSON has it
+AnyRecord = TypeVar("AnyRecord", bound="Record")
+
+
+class Record:
+    """A dataclass that is written as one line of JSON."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Make a record of values as JSON has them."""
+        return _validator(cls).validate_python(plain)
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Self:
+        """Read a record; one with a field that is missing or of another type is a ValueError."""
+        return _validator(cls).validate_json(line, strict=True)
+
+
+_VALIDATORS: dict[type, TypeAdapter[Any]] = {}
+
+
+def _validator(kind: type[AnyRecord]) -> TypeAdapter[AnyRecord]:
+    if kind not in _VALIDATORS:
+        _VALIDATORS[kind] = TypeAdapter(kind)
+    return _VALIDATORS[kind]
 
 
 @dataclass(kw_only=True)
-class Averages:
+class Averages(Record):
     """Metrics averaged over clients; None where there is nothing to average.
 
     `accuracy_worst_decile` is the mean of the worst tenth of the clients, at least one. Training metrics are weighted
@@ -30,7 +62,7 @@ class Averages:
     validation_loss: float | None = None
     train_loss: float | None = None
     train_accuracy: float | None = None
-    evaluated: int = 0
+    evaluated: Count = 0
 
     def plain(self) -> Plain:
         """All fields as JSON has them: None for NaN and infinities."""
@@ -41,13 +73,13 @@ class Averages:
 class RoundRecord(Averages):
     """One round: its metrics, who took part and who failed, what it cost, and warnings by subject."""
 
-    round: int
-    participants: list[int]
-    failed: list[int] = field(default_factory=list)
-    misled: list[int] = field(default_factory=list)  # of those, the ones that failed because of what they were sent
+    round: Count
+    participants: list[Count]
+    failed: list[Count] = field(default_factory=list)
+    misled: list[Count] = field(default_factory=list)  # of those, the ones that failed because of what they were sent
     warnings: dict[str, str] = field(default_factory=dict)
-    bytes_down: int
-    bytes_up: int
+    bytes_down: Count
+    bytes_up: Count
     seconds: float
 
     @property
@@ -55,34 +87,15 @@ class RoundRecord(Averages):
         """Up and down."""
         return self.bytes_up + self.bytes_down
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Read a record; one that lacks what every round has is a TypeError."""
-        known = {each.name for each in fields(cls)}
-        record = cls(**{name: value for name, value in plain.items() if name in known})
-        lists = (record.participants, record.failed, record.misled)
-        needed = ("round", "bytes_down", "bytes_up", "seconds", "evaluated")
-        if not all(isinstance(value, list) and all(isinstance(client, int) for client in value) for value in lists):
-            raise TypeError("its participants are no list of clients")
-        if not isinstance(record.warnings, dict) or not all(isinstance(v, str) for v in record.warnings.values()):
-            raise TypeError("its warnings are no text")
-        for name in known - {"participants", "failed", "misled", "warnings"}:
-            value = getattr(record, name)
-            if not isinstance(value, int | float) and (value is not None or name in needed):
-                raise TypeError(f"{name} is {value!r}, no number")
-        if "accuracy" not in plain or "loss" not in plain:
-            raise TypeError("it has no accuracy or no loss")
-        return record
-
 
 @dataclass(kw_only=True)
-class ClientsRecord:
+class ClientsRecord(Record):
     """Every client in one round: its metrics if it was evaluated, the bytes it got and sent if it took part."""
 
-    round: int
-    results: dict[int, Measured] = field(default_factory=dict)
-    bytes_down: dict[int, int] = field(default_factory=dict)
-    bytes_up: dict[int, int] = field(default_factory=dict)
+    round: Count
+    results: dict[Count, Measured] = field(default_factory=dict)
+    bytes_down: dict[Count, Count] = field(default_factory=dict)
+    bytes_up: dict[Count, Count] = field(default_factory=dict)
 
     def plain(self) -> Plain:
         """All fields as JSON has them: text for keys, None for NaN and infinities."""
@@ -94,15 +107,11 @@ class ClientsRecord:
         return {"round": self.round, "results": results, "bytes_down": down, "bytes_up": up}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        results = {
-            int(client): {split: Metrics(**metrics) for split, metrics in measured.items()}
-            for client, measured in plain["results"].items()
-        }
-        if any("test" not in measured for measured in results.values()):
+    def from_json(cls, line: bytes) -> Self:
+        record = super().from_json(line)
+        if any("test" not in measured for measured in record.results.values()):
             raise ValueError("a client was not measured on its test samples")
-        down, up = ({int(c): n for c, n in plain.get(name, {}).items()} for name in ("bytes_down", "bytes_up"))
-        return cls(round=plain["round"], results=results, bytes_down=down, bytes_up=up)
+        return record
 
     def finite(self) -> Self:
         """The same as it will be read from a file."""
@@ -125,6 +134,50 @@ def failures_in_words(runs: Sequence[Failures], clients: int) -> str:
     parts = [(always, "in every round that they took part in"), (fmean(map(len, runs)) - always, "in some rounds")]
     said = [f"{number:.3g} of {clients} clients failed {when}" for number, when in parts if number]
     return ", ".join(said) + (" (mean over seeds)" if said and len(runs) > 1 else "")
+
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(kw_only=True)
+class Partition(Record):
+    """Every client's name and its samples by class, with checksums of the samples and of the initial vector."""
+
+    data: str
+    classes: list[str]  # none for a regression
+    clients: list[str]
+    new: list[Count]  # clients that are held out from training
+    train: list[list[Count]]  # a row a client
+    validation: list[list[Count]]
+    test: list[list[Count]]
+    fingerprint: str
+    network: str
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Self:
+        record = super().from_json(line)
+        clients, classes = len(record.clients), max(len(record.classes), 1)
+        if any([len(row) for row in getattr(record, split)] != [classes] * clients for split in SPLITS):
+            raise ValueError("it does not have every client's samples of each class")
+        if any(client >= clients for client in record.new):
+            raise ValueError("it names new clients that do not exist")
+        return record
+
+
+@dataclass(kw_only=True)
+class About(Record):
+    """The origin of a run: its format, the versions that made it, and the settings that decide its numbers."""
+
+    format: Count
+    versions: dict[str, str]
+    experiment: Plain
+
+
+@dataclass(kw_only=True)
+class Outcome(Record):
+    """The part of `result.json` that is read again; the rest is for people and other programs."""
+
+    rounds: Count
 
 
 METRICS = tuple(each.name for each in fields(Metrics))

@@ -7,14 +7,15 @@ runs/              a run directory for each method, choice of settings and seed
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fedtailor.errors import FedtailorError, brief, unknown
+from pydantic import Field
+
+from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
@@ -25,12 +26,12 @@ from fedtailor.experiment import (
     read_experiment,
     write_toml,
 )
-from fedtailor.files import write_atomically
+from fedtailor.files import Count, make_directory, read_sealed, seal, write_atomically
 from fedtailor.methods import find_method, method_class
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
-from fedtailor.server.records import Plain
+from fedtailor.server.records import Plain, Record
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 
@@ -166,7 +167,8 @@ class Comparing:
     def _check_directory(self) -> None:
         """Refuse a directory of something else, or of a comparison with runs that this one does not have."""
         if not (self.out / FILE).is_file():
-            if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            beginning = {f"{FILE}.tmp"}  # of one that was killed before its question was written down
+            if self.out.exists() and (not self.out.is_dir() or {path.name for path in self.out.iterdir()} - beginning):
                 raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
             return
         if not planned_runs(self.out).keys() <= {self.path(title) for title in self.runs}:
@@ -204,11 +206,11 @@ class Comparing:
         """Check all runs before the first one begins, and write the question down."""
         for experiment in todo.values():
             self._prepared.prepare(experiment)
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_directory(self.out)
         directories = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
         runs = {title: {"directory": directories[title], "rounds": run.rounds} for title, run in self.runs.items()}
         write_atomically(self.out / FILE, write_toml(self.comparison.written()))
-        write_atomically(self.out / RUNS, json.dumps(runs, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(self.out / RUNS, seal({"runs": runs}, pretty=True))
 
     def run(self, title: str, on_round: OnRound, on_start: OnStart) -> RunResult | None:
         """Do one run, or what is left of it. Return None for a run that fails after it began: the others go on."""
@@ -241,18 +243,28 @@ class Comparing:
         return {"runs": names, "failed": self.failed}
 
 
+@dataclass(kw_only=True)
+class PlannedRun(Record):
+    """A run that a comparison has, or will have."""
+
+    directory: Annotated[str, Field(pattern=r"^runs/[^/]+$")]
+    rounds: Count
+
+
+@dataclass(kw_only=True)
+class Plan(Record):
+    """All runs of a comparison, by title."""
+
+    runs: dict[str, PlannedRun]
+
+
 def planned_runs(path: Path) -> dict[Path, tuple[str, int]]:
     """Read the directory, the title and the number of rounds of every run that a comparison is to have. Its methods are
     not needed for it, which may be anybody's code."""
     if not (path / RUNS).is_file():
         return {}
-    try:
-        runs = json.loads((path / RUNS).read_text(encoding="utf-8"))
-        return {path / run["directory"]: (str(title), int(run["rounds"])) for title, run in runs.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FedtailorError(
-            f"{path / RUNS} is damaged ({brief(error)}): start the comparison again to go on."
-        ) from None
+    plan = read_sealed(path / RUNS, Plan.from_json)
+    return {path / run.directory: (title, run.rounds) for title, run in plan.runs.items()}
 
 
 def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:

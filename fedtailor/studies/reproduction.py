@@ -7,10 +7,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Annotated
+
+from pydantic import Field
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment
-from fedtailor.files import write_atomically
+from fedtailor.files import read_sealed, seal, write_atomically
 from fedtailor.local.client import Client
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Network
@@ -18,7 +21,7 @@ from fedtailor.presets import Preset, Row, Settings
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.record import plain
-from fedtailor.server.records import Plain, RoundRecord
+from fedtailor.server.records import Plain, Record, RoundRecord
 from fedtailor.simulation import Prepared, Simulation
 from fedtailor.site.site import Site
 from fedtailor.studies.explicit import gains
@@ -36,6 +39,13 @@ class Cost:
 
     samples: float
     seconds: float
+
+
+@dataclass(kw_only=True)
+class Gains(Record):
+    """Each client's gain in test accuracy by the steps of Figure 2."""
+
+    gains: Annotated[list[float], Field(min_length=1)]
 
 
 class Reproduction:
@@ -133,8 +143,8 @@ class Reproduction:
             theirs = None if yardstick is None else samples_per_second(yardstick)
             return (100 * (samples_per_second(result) or 0) / theirs, None) if theirs else None
         if measure == "correlation":
-            pair = result.observed(result.rounds[-1].round)["correlation"].tolist()
-            return pair[list(self.preset.columns).index(column)], None
+            pair = result.observed(result.rounds[-1].round).get("correlation")
+            return None if pair is None else (float(pair[list(self.preset.columns).index(column)]), None)
         if measure == "explicit":
             return self._explicit(row, experiment, result)
         if measure == "train_loss":
@@ -153,8 +163,8 @@ class Reproduction:
             with isolated():
                 prepared, theta = self._prepared.prepare(experiment), result.server_state["theta"]
                 found = list(gains(prepared, theta, row.name == "explicit", _workers(experiment)))
-            write_atomically(kept, json.dumps(found) + "\n")
-        return 100 * fmean(json.loads(kept.read_text(encoding="utf-8"))), None
+            write_atomically(kept, seal({"gains": found}))
+        return 100 * fmean(read_sealed(kept, Gains.from_json).gains), None
 
     def write(self, outcome: Plain) -> Path:
         """Write the outcome beside the runs, as Markdown and JSON; return the files' common stem."""

@@ -3,18 +3,19 @@
 Each run has a directory of its own: a finished one is not run again, and one that was interrupted goes on.
 """
 
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedtailor.data import FederatedData
+from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
 from fedtailor.local.isolation import changes, isolated
 from fedtailor.methods import find_method
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart, load, named_code, resume, run_prepared
+from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.simulation import Objects, Prepared, partition_data, prepare
@@ -53,11 +54,18 @@ class PreparedRuns:
 
 
 def done(path: Path, enough: Enough | None = None) -> RunResult | None:
-    """Load the result of a run that needs no more rounds; None if it needs some, or there is no run."""
+    """Load the result of a run that needs no more work; None if it needs some, or there is no run.
+
+    A run may have recorded its last round and still lack the checkpoint of it, which comes before its `result.json`.
+    """
     if not (path / "experiment.toml").is_file():
         return None
-    result = load(path)
-    return result if result.finished or (enough and any(map(enough, result.rounds))) else None
+    result, outcome = load(path), RunDirectory(path).outcome()
+    if outcome is not None and outcome.rounds == result.experiment.rounds:
+        return result
+    saved = read_manifest(path / "checkpoint")
+    reached = enough is not None and any(map(enough, result.rounds))
+    return result if reached and saved is not None and saved.round == len(result.rounds) else None
 
 
 def perform(
@@ -72,6 +80,9 @@ def perform(
 
     `enough` is asked after each round whether the run may end with it.
     """
+    for place in (path, path.parent):
+        if place.is_symlink():
+            raise FedtailorError(f"{place} is a link, and runs are made nowhere but in their directory: remove it.")
     if (before := done(path, enough)) is not None:
         return before
 
@@ -87,7 +98,5 @@ def perform(
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
             asked = named_code(experiment) == named_code(RunDirectory(path).experiment())  # no other code than that
             return resume(path, trust=asked, on_round=each, on_start=on_start, **changes)
-        if path.is_dir():  # ended in its first moment, before there was anything to go on with
-            shutil.rmtree(path)
         return run_prepared(experiment, prepare(experiment), path, each, on_start)
     return load(path)

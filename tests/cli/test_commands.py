@@ -24,7 +24,16 @@ from tests.cli.calling import Answer, Call, contents, done
 from tests.helpers import files
 
 SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
-FILES = {"experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json", "lock", "checkpoint"}
+FILES = {
+    "experiment.toml",
+    "about.json",
+    "partition.json",
+    "rounds.jsonl",
+    "clients.jsonl",
+    "result.json",
+    "lock",
+    "checkpoint",
+}
 
 MODULES = sorted({f"fedtailor.cli.{module}" for module, _ in COMMANDS.values()})
 DEFAULTS = {
@@ -66,8 +75,9 @@ def rounds_of(directory: str | Path) -> list[dict[str, Any]]:
 
 
 def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without their times."""
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+    """Records without their times, and the checksums that cover these."""
+    left_out = ("seconds", "checksum")
+    return [{name: value for name, value in record.items() if name not in left_out} for record in records]
 
 
 def write(path: str, text: str) -> str:
@@ -303,7 +313,9 @@ class TestResume:
         words = ("--clients", 3, "--rounds", 4, "--engine", "in-process")
         done(call("run", "fedavg", *words, "--out", "whole"))
         done(call("run", "fedavg", "--clients", 3, "--rounds", 2, "--engine", "in-process", "--out", "cut"))
-        (Path("cut") / "experiment.toml").write_bytes((Path("whole") / "experiment.toml").read_bytes())
+        for name in ("experiment.toml", "about.json"):
+            (Path("cut") / name).write_bytes((Path("whole") / name).read_bytes())
+        (Path("cut") / "result.json").unlink()
         with (Path("cut") / "rounds.jsonl").open("a") as file:
             file.write('{"round": 3, "accur')  # the line that a crash cut off
         assert "2 of 4 rounds" in done(call("show", "cut"))
@@ -391,6 +403,7 @@ class TestShow:
         done(call("run", "fedavg", *SMALL, "--out", "here"))
         (Path("here") / "rounds.jsonl").unlink()
         (Path("here") / "clients.jsonl").unlink()
+        (Path("here") / "result.json").unlink()
         assert done(call("show", "here")) == ("here: no round is finished yet. Continue with: fedtailor resume here\n")
         assert json.loads(done(call("show", "here", "--json")))["finished"] is False
 
@@ -494,6 +507,7 @@ class TestPartitions:
         done(call("run", "fedavg", "--rounds", 1, "--engine", "in-process", *words, "--out", "here"))
         recorded = json.loads(Path("here/partition.json").read_text())
         assert recorded.pop("network")  # the run's own: a checksum of the first vector
+        assert recorded.pop("checksum")
         assert recorded == partition
 
     def test_natural_clients_keep_their_names(self, call: Call) -> None:

@@ -268,9 +268,9 @@ def test_broken_runs_are_refused(run: ft.RunResult, call: Call) -> None:
     whole = contents(Path("runs/ditto"))
     for file, broken, said in (
         (checkpoint / "server-round-2.safetensors", b"broken", "cannot be read"),
-        (checkpoint / "manifest.json", b"{", "its manifest cannot be read"),
-        (Path("runs/ditto/partition.json"), b"{}", "is damaged: it names no clients"),
-        (Path("runs/ditto/clients.jsonl"), b"{]\n", "has a line that is not JSON"),
+        (checkpoint / "manifest.json", b"{", "manifest.json is damaged (it has no checksum)"),
+        (Path("runs/ditto/partition.json"), b"{}", "partition.json is damaged (it has no checksum)"),
+        (Path("runs/ditto/clients.jsonl"), b"{]\n", "clients.jsonl is damaged (line 1: it has no checksum)"),
     ):
         before = whole[str(file.relative_to("runs/ditto"))]
         assert before is not None

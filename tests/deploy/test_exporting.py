@@ -18,7 +18,7 @@ from fedtailor.deploy.model_file import HEADER, read_model
 from fedtailor.models import CATALOGUE, build_model
 from fedtailor.models.expression import build_expression, expression
 from fedtailor.server.records import RoundRecord
-from tests.helpers import digits
+from tests.helpers import digits, rewrite_settings
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -162,8 +162,7 @@ def test_a_run_without_a_round_has_no_models(tmp_path: Path) -> None:
 
 def test_a_run_from_a_device_that_is_not_here_is_exported_all_the_same(tmp_path: Path) -> None:
     result = ft.run("ditto", **SMALL, out=tmp_path / "run")
-    file = tmp_path / "run" / "experiment.toml"
-    file.write_text(file.read_text().replace('device = "cpu"', 'device = "cuda:7"'))
+    rewrite_settings(tmp_path / "run", device="cuda:7")
     (model,) = ft.export(tmp_path / "run", client=3, to=tmp_path / "models")
     assert torch.equal(load_file(model)["1.weight"], result.personal(3)["1.weight"])
 

@@ -1,13 +1,14 @@
 """Run directories with numbers that a test chooses: what the run of a federation would have written."""
 
-import json
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 import fedtailor as ft
-from fedtailor.experiment import make_experiment, write_toml
+from fedtailor.experiment import deciding_settings, make_experiment, write_toml
+from fedtailor.files import seal
 from fedtailor.methods import find_method
+from fedtailor.server.record import FORMAT, RunDirectory, versions
 
 SAMPLES = 20  # each client's training samples
 
@@ -40,7 +41,10 @@ def made_up(
         "fingerprint": fingerprint or f"of seed {seed}",
         "network": method,
     }
-    (path / "partition.json").write_text(json.dumps(partition))
+    (path / "partition.json").write_bytes(seal(partition))
+    about = {"format": FORMAT, "versions": versions(), "experiment": deciding_settings(experiment)}
+    (path / "about.json").write_bytes(seal(about))
+    run = RunDirectory(path)
     for number, measured in enumerate(accuracies, 1):
         known = sorted(accuracy for accuracy in measured if accuracy is not None)
         record = {
@@ -61,7 +65,5 @@ def made_up(
             "seconds": 0.5,
         }
         results = {str(c): {"test": {"accuracy": accuracy, "loss": 1.0}} for c, accuracy in enumerate(measured)}
-        for name, line in (("rounds", record), ("clients", {"round": number, "results": results})):
-            with (path / f"{name}.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        run.append(record, {"round": number, "results": results})
     return ft.load(path)

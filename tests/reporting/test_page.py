@@ -1,6 +1,5 @@
 """The report in a real browser, and what `fedtailor report` says and refuses."""
 
-import json
 import re
 import shutil
 import sys
@@ -14,6 +13,7 @@ import fedtailor as ft
 from fedtailor.reporting.page import html, prepare
 from fedtailor.reporting.runs import read_runs
 from tests.cli.calling import Call, done, refusal
+from tests.helpers import rewrite
 from tests.reporting.browser import CHROMIUM, Browser
 from tests.reporting.conftest import SMALL
 from tests.reporting.made_up import made_up
@@ -165,9 +165,8 @@ def test_light_and_dark_and_paper(browser: Browser) -> None:
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     for name, method in (("a", "local"), ("b", f"own:{HOSTILE}")):
         made_up(tmp_path / "runs" / name, method, [[0.5, 0.6, 0.7], [0.6, 0.7, 0.8]])
-        partition = json.loads((tmp_path / "runs" / name / "partition.json").read_text())
-        partition |= {"clients": [HOSTILE, "b", "c"], "classes": [HOSTILE, "<b>bold</b>"]}
-        (tmp_path / "runs" / name / "partition.json").write_text(json.dumps(partition))
+        named = {"clients": [HOSTILE, "b", "c"], "classes": [HOSTILE, "<b>bold</b>"]}
+        rewrite(tmp_path / "runs" / name / "partition.json", **named)
     page = tmp_path / "report.html"
     page.write_text(html(prepare(read_runs([tmp_path]))), encoding="utf-8")
     assert loads(page.read_text()) == []
@@ -223,6 +222,8 @@ def test_unfinished_and_broken_runs_are_named_and_the_rest_is_reported(call: Cal
     Path("runs/fedavg-0/rounds.jsonl").write_text(lines[0])
     Path("runs/pgfed-0/partition.json").write_text('{"data": ')
     Path("runs/pfedmb-0/rounds.jsonl").unlink()
+    for name in ("fedavg-0", "pfedmb-0"):
+        Path(f"runs/{name}/result.json").unlink()
     Path("runs/apfl-0/clients.jsonl").write_text('{"round": 1, "results": {"0": {}}}\n' * 3)
     observed = Path("runs/ifca-0/observed/round-3.safetensors")
     observed.write_bytes(observed.read_bytes()[:20])
@@ -235,8 +236,8 @@ def test_unfinished_and_broken_runs_are_named_and_the_rest_is_reported(call: Cal
         "runs/fedavg-0 is not finished (1 of 3 rounds)",
         "runs/pfedmb-0 is not finished (0 of 3 rounds): it has nothing to show yet.",
         "runs/pgfed-0 is left out, as it is broken: runs/pgfed-0/partition.json is damaged",
-        "runs/apfl-0 is left out, as it is broken: runs/apfl-0 is damaged",
-        "The diagnostics of ifca are left out: runs/ifca-0/observed: round 3 cannot be read",
+        "runs/apfl-0 is left out, as it is broken: runs/apfl-0/clients.jsonl is damaged",
+        "The diagnostics of ifca are left out: runs/ifca-0/observed/round-3.safetensors cannot be read",
     ):
         assert any(warning.startswith(f"Warning: {words}") for warning in warnings), words
         assert f"<li>{words}" in text
@@ -262,12 +263,11 @@ def test_a_record_of_another_shape_makes_a_broken_run(file: str, changes: dict[s
     for name in ("local", "ditto"):
         made_up(tmp_path / name, name, [[0.5, 0.6]])
     path = tmp_path / "ditto" / file
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}) + "\n")
+    rewrite(path, **changes)
     runs = read_runs([tmp_path])
     assert [result.experiment.method for result in runs.results] == ["local"]
-    fault = "it names no clients" if "clients" in changes else "its records cannot be read ("
-    where = path if "clients" in changes else path.parent
-    assert runs.broken[tmp_path / "ditto"].startswith(f"{where} is damaged: {fault}")
+    assert runs.broken[tmp_path / "ditto"].startswith(f"{path} is damaged (")
+    assert "checksum" not in runs.broken[tmp_path / "ditto"]
 
 
 def test_what_cannot_be_reported_is_refused(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_a_checkpoint_leaves_nothing_but_what_it_names(on_disk: bool, tmp_path: 
             place.write(round, {"theta": torch.ones(2)})
     assert set(files(tmp_path)) == {MANIFEST, server(3), client(0, 3), client(1, 1), kept(5, 3)}
     named = json.loads((tmp_path / MANIFEST).read_text())
+    assert len(named.pop("checksum")) == 32
     assert named == {"round": 3, "clients": {"0": 3, "1": 1}, "server": {"5": 3}}
     again = Place(tmp_path, on_disk)
     saved = again.read()
@@ -73,31 +74,65 @@ def test_a_checkpoint_leaves_nothing_but_what_it_names(on_disk: bool, tmp_path: 
     assert_same(again.kept.get(5), ones(30))
 
 
-@BOTH
-def test_what_a_manifest_names_is_on_the_disk_before_it(
-    on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    durable: list[str] = []
-    fsync = os.fsync
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """All waits for the disk, for files and for directories, and all renames, in their order."""
+    found: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
 
-    def record(descriptor: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        durable.append(str(path.relative_to(tmp_path)).removesuffix(".tmp"))
+    def sync(descriptor: int) -> None:
+        found.append(("sync", str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path))))
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", record)
+    def rename(path: Path, to: Path) -> Path:
+        found.append(("rename", str(Path(to).relative_to(tmp_path))))
+        return replace(path, to)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", rename)
+    return found
+
+
+@BOTH
+def test_what_a_manifest_names_is_on_the_disk_before_it(
+    on_disk: bool, tmp_path: Path, steps: list[tuple[str, str]]
+) -> None:
     place = Place(tmp_path, on_disk)
     for number in range(40):
         place.sites.put(number, ones(), 1)
         place.kept.put(number, ones(), 1)
-    assert durable == []  # a round does not wait for the disk
+    assert [name for step, name in steps if step == "sync"] == []  # a round does not wait for the disk
     place.write(1, {"theta": torch.ones(2)})
-    assert durable[-1] == MANIFEST
-    assert set(durable) == set(files(tmp_path))
-    durable.clear()
+    committed = steps.index(("rename", MANIFEST))
+    assert steps[committed - 1 :] == [("sync", f"{MANIFEST}.tmp"), ("rename", MANIFEST), ("sync", ".")]
+    for name in set(files(tmp_path)) - {MANIFEST, server(1)}:  # written, later synced, and their directory then
+        assert steps.index(("rename", name)) < steps.index(("sync", name))
+        folder = ("sync", str(Path(name).parent))
+        assert steps.index(("sync", name)) < len(steps) - 1 - steps[::-1].index(folder) < committed
+    whole = [("sync", f"{server(1)}.tmp"), ("rename", server(1)), ("sync", ".")]
+    assert steps[committed - 4 : committed - 1] == whole
+    steps.clear()
     place.sites.put(3, ones(0), 2)
     place.write(2, {"theta": torch.ones(2)})
-    assert durable == [client(3, 2), server(2), MANIFEST]  # only what changed
+    durable = [name for step, name in steps if step == "sync"]
+    assert durable == [client(3, 2), "sites", f"{server(2)}.tmp", ".", f"{MANIFEST}.tmp", "."]  # only what changed
+
+
+def test_records_and_diagnostics_are_on_the_disk_before_the_manifest(
+    tmp_path: Path, steps: list[tuple[str, str]]
+) -> None:
+    small = {"data": "digits", "clients": 3, "model": "mlp:4", "rounds": 1, "engine": "in-process"}
+    ft.run("pgfed", out=tmp_path / "new" / "run", **small)
+    first = steps.index(("sync", "new/run/rounds.jsonl"))  # at the end of the round
+    committed = steps.index(("rename", "new/run/checkpoint/manifest.json"), first)
+    between = steps[first:committed]
+    for name in ("clients.jsonl", ".", "observed/round-1.safetensors", "observed", "checkpoint/sites", "checkpoint"):
+        assert ("sync", str(Path("new/run") / name)) in between, name
+    begun = steps.index(("rename", "new/run/experiment.toml"))
+    assert {("sync", "."), ("sync", "new"), ("sync", "new/run")} <= set(
+        steps[: begun + 2]
+    )  # the directories themselves
+    assert ("sync", "new/run") in steps[begun:first]  # with `checkpoint` in it
 
 
 def test_older_states_go_only_when_the_manifest_no_longer_names_them(
@@ -210,7 +245,7 @@ def test_who_looks_removes_nothing(tmp_path: Path) -> None:
 def test_a_manifest_that_cannot_be_read_is_named(manifest: str, tmp_path: Path) -> None:
     Place(tmp_path).write(1, {})
     (tmp_path / MANIFEST).write_text(manifest)
-    with pytest.raises(ft.FedtailorError, match=r"The checkpoint in .* is damaged: its manifest cannot be read\.$"):
+    with pytest.raises(ft.FedtailorError, match=r"manifest\.json is damaged \(.*\): restore it from a copy, or run "):
         Place(tmp_path).read()
 
 

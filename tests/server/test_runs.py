@@ -19,10 +19,12 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rou
 
 def test_a_run_directory_holds_everything(tmp_path: Path) -> None:
     result = ft.run("ditto", out=tmp_path / "run", lam=0.5, **SMALL)
-    names = {"experiment.toml", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json", "checkpoint", "lock"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == names
+    names = {"experiment.toml", "about.json", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names | {"checkpoint", "lock"}
     lines = (tmp_path / "run/rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [record.plain() for record in result.rounds]
+    written = [json.loads(line) for line in lines]
+    assert len({line.pop("checksum") for line in written}) == len(lines)
+    assert written == [record.plain() for record in result.rounds]
     first = json.loads(lines[0])
     assert {
         "round",
@@ -120,7 +122,7 @@ def test_damaged_checkpoints_are_named(tmp_path: Path) -> None:
         ft.resume(tmp_path / "run", rounds=5)
     server.write_bytes(content)
     (tmp_path / "run/checkpoint/manifest.json").write_text("{")
-    with pytest.raises(ft.FedtailorError, match="manifest cannot be read"):
+    with pytest.raises(ft.FedtailorError, match=r"manifest\.json is damaged \(it has no checksum\)"):
         ft.resume(tmp_path / "run", rounds=5)
 
 

@@ -1,0 +1,11 @@
+"""A few seconds of mutated run directories; `python -m tests.fuzz.run_directories SEED SECONDS` does more."""
+
+from tests.fuzz.run_directories import fuzz
+
+
+def test_mutated_run_directories_are_read_or_refused_in_one_sentence() -> None:
+    counts = fuzz(seed=0, seconds=4)
+    assert counts["faults"] == []
+    assert counts["mutants"] > 3
+    assert counts["refused"] > 0
+    assert counts["read"] > 0
