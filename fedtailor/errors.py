@@ -27,6 +27,15 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
+def shown(value: Any, most: int = 80) -> str:
+    """Write a value of anybody's into a message: in one line, and the beginning of a long one."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of too many digits, a list in a list in a list …
+        text = f"a {type(value).__name__} that is too large"
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def wanted(problem: Any) -> str:
     """Say in plain words what a value must be, from one of pydantic's problems."""
     kind, context = problem["type"], problem.get("ctx", {})

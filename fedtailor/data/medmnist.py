@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.data.arrays import Arrays, as_features, read_arrays
+from fedtailor.data.arrays import Arrays, as_features, numbered_classes, read_arrays
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.data.info import DataInfo, DataSets, require
+from fedtailor.data.unpacking import damaged
 from fedtailor.errors import FedtailorError
 
 PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
@@ -89,7 +90,7 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
         ys.append(torch.from_numpy(y.reshape(-1).astype(np.int64)))
         parts.append(torch.full((len(y),), number, dtype=torch.uint8))
     y_all = torch.cat(ys)
-    names = classes or tuple(map(str, range(int(y_all.max()) + 1)))
+    names = classes or numbered_classes(y_all, name)
     return Dataset(name, torch.cat(xs), y_all, names, torch.cat(parts))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtailor.data import Dataset
 from fedtailor.data.arrays import as_array, as_features
-from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS, as_inputs
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown
@@ -72,12 +72,13 @@ class Predictions:
 
 
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
-    """Predict with a model file. `x` is an array or tensor (samples, …) of features, or of uint8 pixels.
+    """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels.
 
     `model` is the network, for those that a file alone cannot bring along (see `load_model`).
     """
     reader = Model(path, model)
-    return reader.predict(reader.inputs(as_features(as_array(x), "x", double=True)))
+    samples = without_labels("x", as_features(as_array(x, "x"), "x", double=True))  # it checks them
+    return reader.predict(reader.inputs(samples.x))
 
 
 class Model:
