@@ -110,7 +110,18 @@ class Model:
                 raise FedtailorError(
                     f"The network of {self.path} cannot take these samples ({brief(error)})."
                 ) from error
-        return Predictions(outputs.reshape(len(x), -1)[:, : self.about.counted], self.about.classes, labels or [])
+        if outputs.numel() != len(x) * self.about.outputs:
+            raise FedtailorError(
+                f"The network of {self.path} gives {outputs.numel()} values for {len(x)} samples, not the "
+                f"{self.about.outputs} for each that its description says."
+            )
+        outputs = outputs.reshape(len(x), -1)[:, : self.about.counted]
+        if len(bad := (~torch.isfinite(outputs)).any(1).nonzero()):
+            raise FedtailorError(
+                f"The model {self.path} gives NaN or Inf for {len(bad)} of {len(x)} samples, the first is sample "
+                f"{int(bad[0])}: its training diverged, or the samples are not of the kind it was trained on."
+            )
+        return Predictions(outputs, self.about.classes, labels or [])
 
     def of_data(self, data: Dataset, client: str | None = None, part: str | None = None) -> Samples:
         """Select a data set's samples: all, or those of one client or one part (train, validation, test)."""

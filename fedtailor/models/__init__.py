@@ -41,13 +41,14 @@ CATALOGUE: dict[str, ModelInfo] = {
 ModelLike = str | nn.Module | Callable[..., nn.Module]
 
 
-def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: int, device: str = "cpu") -> nn.Module:
     """Build the network for inputs of this shape and so many classes, initialised from the seed.
 
     `model` is a name of the catalogue (with `:widths` for the MLP), a `module:Class` or callable, or a module, which is
     copied. A callable is called with the input shape and the number of classes if it takes them, else with nothing.
+    On the device `meta`, it has no values and takes no memory.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same initial vector for every device
+    with torch.random.fork_rng(devices=[]), torch.device(device):  # the same initial vector for every device
         torch.manual_seed(torch_seed(seed, "model"))
         if not isinstance(model, str):
             return _build_own(model, shape, classes)
