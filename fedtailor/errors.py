@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+SHOWN = 60  # names in a message
+
 
 class FedtailorError(Exception):
     """Bad input. The command line prints its message without a traceback and exits with code 2."""
@@ -16,9 +18,10 @@ class FedtailorError(Exception):
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedtailorError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-    return FedtailorError(f"There is no {kind} {name!r}: {hint}")
+    near = get_close_matches(str(name)[:100].lower(), known, n=1, cutoff=0.5)
+    listed = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {listed}."
+    return FedtailorError(f"There is no {kind} {shown(name)}: {hint}")
 
 
 def brief(error: BaseException) -> str:

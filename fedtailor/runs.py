@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from pydantic import ValidationError
+
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment, Settings, make_experiment, write_toml
+from fedtailor.experiment import Experiment, Settings, make_experiment, write_toml, written_again
 from fedtailor.files import write_atomically
 from fedtailor.imports import object_name
 from fedtailor.local.isolation import isolated
@@ -176,15 +178,26 @@ def _with_parameters(method: str, settings: dict[str, Any]) -> dict[str, Any]:
         if name not in Experiment.model_fields and name in type(find_method(method)).model_fields
     }
     rest = {name: value for name, value in settings.items() if name not in own}
-    parameters = {**rest.get("parameters", {}), **{name: settings[name] for name in own}}
+    given = rest.get("parameters", {})
+    if not isinstance(given, dict):
+        return rest  # refused with the other settings
+    parameters = {**given, **{name: settings[name] for name in own}}
     return {**rest, "parameters": parameters} if parameters else rest
 
 
 def _written(method: Method) -> dict[str, Any]:
     """A method's parameters as an experiment file holds them; refuses what would come back as something else."""
     parameters = method.model_dump(exclude_none=True)
-    if type(method)(**parameters) != method or any(isinstance(value, dict) for value in parameters.values()):
-        raise FedtailorError(f"The parameters of {type(method).__name__} cannot be written to an experiment file.")
+    again = written_again({"parameters": parameters})
+    try:
+        same = again is not None and type(method)(**again.get("parameters", {})) == method
+    except ValidationError:
+        same = False
+    if not same or any(isinstance(value, dict) for value in parameters.values()):
+        raise FedtailorError(
+            f"The parameters of {type(method).__name__} cannot be written to an experiment file: give numbers, texts, "
+            "and lists of these."
+        )
     return parameters
 
 

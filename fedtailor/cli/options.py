@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment
+from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, parse_toml
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
@@ -120,7 +120,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         if not equals or not name.strip():
             raise FedtailorError(f"--set takes name=value, not {assignment!r}.")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            value = parse_toml(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
         parsed[name.strip()] = value

@@ -21,6 +21,7 @@ from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
 from fedtailor.runs import load
 from fedtailor.simulation import partition_data
+from fedtailor.text import spreadsheet_cell
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 Samples = tuple[Tensor, list[str]]  # inputs, and the names of their classes where these are known
@@ -63,11 +64,11 @@ class Predictions:
             yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
 
     def csv(self) -> str:
-        """Write the rows as CSV with a header."""
+        """Write the rows as CSV with a header. A name that a spreadsheet takes for a formula gets an apostrophe."""
         text, rows = StringIO(), list(self.rows())
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
         return text.getvalue()
 
 

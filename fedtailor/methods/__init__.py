@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedtailor.errors import FedtailorError, unknown, wanted
+from fedtailor.errors import FedtailorError, shown, unknown, wanted
 from fedtailor.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.apfl import APFL
@@ -82,5 +82,5 @@ def _parameter_error(name: str, kind: type[Method], error: ValidationError) -> F
             return FedtailorError(f"The method {name} has no parameters, so {parameter!r} cannot be set.")
         return unknown(f"parameter of {name}", parameter, kind.model_fields)
     return FedtailorError(
-        f"The parameter {parameter!r} of {name} is {first['input']!r}, but it must be {wanted(first)}."
+        f"The parameter {parameter!r} of {name} is {shown(first['input'])}, but it must be {wanted(first)}."
     )

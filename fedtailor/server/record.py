@@ -174,7 +174,7 @@ def plain(value: Any) -> Any:
 def _json(path: Path) -> Plain:
     try:
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise FedtailorError(f"{path} is damaged: it is not JSON.") from None
 
 
@@ -190,6 +190,6 @@ def _lines(path: Path) -> Iterator[tuple[Plain, int]]:
             end += len(line)
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise FedtailorError(f"{path} is damaged: it has a line that is not JSON.") from None
             yield record, end
