@@ -3,12 +3,12 @@
 import os
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-SHOWN = 60  # names in a message
+SHOWN = 30  # names in a message
 
 
 class FedtailorError(Exception):
@@ -19,8 +19,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FedtailorError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
     near = get_close_matches(str(name)[:100].lower(), known, n=1, cutoff=0.5)
-    listed = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {listed}."
+    hint = f"did you mean {shown(near[0])}?" if near else f"known are {listed(known)}."
     return FedtailorError(f"There is no {kind} {shown(name)}: {hint}")
 
 
@@ -37,6 +36,12 @@ def shown(value: Any, most: int = 80) -> str:
     except (ValueError, RecursionError):  # a number of too many digits, a list in a list in a list …
         text = f"a {type(value).__name__} that is too large"
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List names of anybody's in a message: the first of many, the beginning of long ones."""
+    short = [name if name.isprintable() and len(name) <= 40 else shown(name, 40) for name in names[:SHOWN]]
+    return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def wanted(problem: Any) -> str:

@@ -253,7 +253,7 @@ def make_experiment(settings: Mapping[str, Any]) -> Experiment:
     if written_again(plain) != plain:
         name = next(name for name, value in plain.items() if written_again({name: value}) != {name: value})
         raise FedtailorError(
-            f"The setting {name!r} is {shown(plain[name])}, which cannot be written to an experiment file: give another."
+            f"The setting {name!r} is {shown(plain[name])}, which no experiment file can hold: give another value."
         )
     return experiment
 

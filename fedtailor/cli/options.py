@@ -9,7 +9,7 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, parse_toml
 
 TRAINING_SETTINGS = (
@@ -118,7 +118,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise FedtailorError(f"--set takes name=value, not {assignment!r}.")
+            raise FedtailorError(f"--set takes name=value, not {shown(assignment)}.")
         try:
             value = parse_toml(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

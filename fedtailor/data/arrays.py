@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtailor.data.dataset import Dataset, without_labels
 from fedtailor.data.unpacking import check_archive, damaged, reading
-from fedtailor.errors import FedtailorError, brief
+from fedtailor.errors import FedtailorError, brief, listed
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -59,7 +59,7 @@ def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
     missing = [key for key in ("x", "y") if key not in arrays and (labelled or key != "y")]
     if missing:
         raise FedtailorError(
-            f"The file {path} has no array {missing[0]!r}, only {', '.join(arrays) or 'none'}: save it with "
+            f"The file {path} has no array {missing[0]!r}, only {listed(list(arrays)) or 'none'}: save it with "
             "np.savez(file, x=..., y=...)."
         )
     client, names = encode(arrays["client"], f"The clients of {path}") if "client" in arrays else (None, ())
@@ -190,7 +190,7 @@ def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...
                 f"{what} have shape {values.shape} and type {values.dtype}: give one number or text each."
             )
         if values.dtype.kind in "US":
-            return encode([_text(value) for value in values.tolist()], what)
+            return encode(_texts(values, what), what)
         different, codes = np.unique(values, return_inverse=True)
         texts = [str(value) for value in different.tolist()]
     numbers = [_number(text) for text in texts]
@@ -205,8 +205,11 @@ def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...
     return torch.from_numpy(positions[codes]), tuple(_name(ways, key) for key, ways in written.items())
 
 
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+def _texts(values: Array, what: str) -> list[str]:
+    try:
+        return [value if isinstance(value, str) else value.decode() for value in values.tolist()]
+    except (ValueError, SystemError):  # NumPy's texts are any numbers
+        raise FedtailorError(f"{what} hold characters that are no text: give numbers or names in UTF-8.") from None
 
 
 def _different(values: list[str]) -> tuple[list[str], NDArray[np.int64]]:

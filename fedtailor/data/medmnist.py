@@ -77,6 +77,8 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
         if keys is None:
             raise damaged(path, f"there are no {part}_images and {part}_labels in it")
         x, y = as_features(arrays[keys[0]], name), arrays[keys[1]]
+        if x.ndim == 0 or y.ndim == 0:
+            raise damaged(path, f"its {part} part has no samples")
         if y.size != len(y) or y.dtype.kind not in "iu":
             raise FedtailorError(
                 f"The labels of {path} have shape {y.shape} and type {y.dtype}: fedtailor reads data with "

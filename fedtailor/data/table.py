@@ -13,12 +13,11 @@ from torch import Tensor
 from fedtailor.data.arrays import encode
 from fedtailor.data.dataset import Dataset, without_labels
 from fedtailor.data.unpacking import check_size, reading
-from fedtailor.errors import FedtailorError, shown
+from fedtailor.errors import FedtailorError, listed, shown
 
 LABELS = ("label", "y", "class", "target")
 CLIENT = "client"
 LONGEST = 1_000  # characters of a label or of a client's name
-SHOWN = 30  # columns in a message
 
 
 def read_csv(path: Path, label_column: str | None, client_column: str | None, labelled: bool = True) -> Dataset:
@@ -36,7 +35,7 @@ def _read(path: Path, reader: Any, label_column: str | None, client_column: str 
     label = _label_column(path, header, label_column) if needed else None
     client = client_column or (CLIENT if CLIENT in header else None)
     if client is not None and client not in header:
-        raise FedtailorError(f"The file {path} has no column {client!r}: its columns are {_listed(header)}.")
+        raise FedtailorError(f"The file {path} has no column {client!r}: its columns are {listed(header)}.")
     features = [index for index, column in enumerate(header) if column not in (label, client)]
     if not features:
         raise FedtailorError(f"The file {path} has no columns but label and client: it needs features.")
@@ -63,7 +62,7 @@ def _label_column(path: Path, header: list[str], asked: str | None) -> str:
     if label is None or label not in header:
         wanted = f"label column {asked!r}" if asked else f"label column (one of {', '.join(LABELS)})"
         raise FedtailorError(
-            f"The file {path} has no {wanted}: its columns are {_listed(header)}; "
+            f"The file {path} has no {wanted}: its columns are {listed(header)}; "
             "say which one holds the labels with --label-column."
         )
     return label
@@ -114,11 +113,6 @@ def _name(path: Path, line: int, column: str, cell: str) -> str:
             "characters."
         )
     return name
-
-
-def _listed(header: list[str]) -> str:
-    """List the columns, the first of many."""
-    return ", ".join(header[:SHOWN]) + (f" and {len(header) - SHOWN} more" if len(header) > SHOWN else "")
 
 
 def _is_number(cell: str) -> bool:
