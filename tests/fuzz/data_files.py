@@ -196,7 +196,7 @@ def zipped(rng: random.Random, members: Files) -> bytes:
     with zipfile.ZipFile(stream, "w", method) as archive:
         for name, content in (mutate_one(rng, members) if harm == "inside" else members).items():
             odd = mutated(rng, name.encode()).decode("latin1") if harm == "name" and rng.random() < 0.3 else name
-            archive.writestr(odd.replace("\0", "") or "x", content)
+            archive.writestr(odd.replace("\0", "")[:1000] or "x", content)
     return mutated(rng, stream.getvalue()) if harm == "outside" else stream.getvalue()
 
 
