@@ -5,13 +5,14 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 PACKAGE = Path(__file__).parent
+SHOWN = 30  # names in a message
 
 
 class FedtailorError(Exception):
@@ -21,15 +22,30 @@ class FedtailorError(Exception):
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedtailorError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-    return FedtailorError(f"There is no {kind} {name!r}: {hint}")
+    near = get_close_matches(str(name)[:100].lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {shown(near[0])}?" if near else f"known are {listed(known)}."
+    return FedtailorError(f"There is no {kind} {shown(name)}: {hint}")
 
 
 def brief(error: BaseException) -> str:
     """A foreign error in one line: its kind and the first sentence of what it says, without the full stop."""
     said = re.split(r"\n|\.\s+(?=[A-Z])", str(error).strip())[0].rstrip(".")
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Write a value of anybody's into a message: in one line, and the beginning of a long one."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of too many digits, a list in a list in a list …
+        text = f"a {type(value).__name__} that is too large"
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List names of anybody's in a message: the first of many, the beginning of long ones."""
+    short = [name if name.isprintable() and len(name) <= 40 else shown(name, 40) for name in names[:SHOWN]]
+    return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def wanted(problem: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedtailor.errors import FedtailorError, unknown, wanted
+from fedtailor.errors import FedtailorError, shown, unknown, wanted
 from fedtailor.participation import Participation
 
 # What decides about the clients and their samples (beside the seed).
@@ -31,6 +31,12 @@ EXECUTION_ONLY = {
 NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
 
 
+FILE_LIMIT = 1_000_000  # characters of an experiment file
+MOST_LEVELS = 50  # of a dotted name: Python's parser takes a quadratic time for more
+MOST = 10**9  # of anything that is counted
+_LEVELS = re.compile(rf"""(?:\.\s*[\w"'-]+\s*){{{MOST_LEVELS}}}""")
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -43,7 +49,9 @@ class Evaluation(_Strict):
         description="which model: each client's personal one, the global one, or local: a participant's model right "
         "after its local training, before the server aggregates",
     )
-    fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning on the client's own data before evaluation")
+    fine_tune: int = Field(
+        0, ge=0, le=MOST, description="epochs of fine-tuning on the client's own data before evaluation"
+    )
     clients: Literal["all", "participants", "new"] = Field(
         "all",
         description="on whom: all training clients, the round's participants, or the new clients held out",
@@ -59,7 +67,7 @@ class Evaluation(_Strict):
     train: bool = Field(
         False, description="measure loss and accuracy on the training samples too, weighted by samples: the objective"
     )
-    every: int = Field(1, ge=0, description="evaluate every N rounds (and in the last one); 0: never")
+    every: int = Field(1, ge=0, le=MOST, description="evaluate every N rounds (and in the last one); 0: never")
 
     def in_words(self) -> str:
         """Say what the numbers of a table mean, to stand below it."""
@@ -107,12 +115,12 @@ class Experiment(_Strict):
     data_dir: str | None = Field(None, description="where data sets lie [FEDTAILOR_DATA, else ./data]")
     label_column: str | None = Field(None, description="the label column of a CSV file")
     client_column: str | None = Field(None, description="the client column of a CSV file")
-    image_size: int | None = Field(None, ge=1, description="resize the images of a folder to this square")
+    image_size: int | None = Field(None, ge=1, le=MOST, description="resize the images of a folder to this square")
     pixels: Literal["unit", "signed"] = Field("unit", description="pixels in [0, 1] or in [-1, 1]")
     labels: Literal["shared", "own"] = Field(
         "shared", description="one set of classes for all, or each client's own, numbered from 0"
     )
-    clients: int | None = Field(None, ge=1, description="number of clients [20, or as many as the data names]")
+    clients: int | None = Field(None, ge=1, le=MOST, description="number of clients [20, or as many as the data names]")
     partition: str | None = Field(
         None,
         description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
@@ -123,11 +131,11 @@ class Experiment(_Strict):
     )
     test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
-    min_samples: int = Field(10, ge=1, description="at least N samples per client in a random partition")
+    min_samples: int = Field(10, ge=1, le=MOST, description="at least N samples per client in a random partition")
     max_train: int | None = Field(
-        None, ge=1, description="at most N training samples per client, and validation samples in proportion"
+        None, ge=1, le=MOST, description="at most N training samples per client, and validation samples in proportion"
     )
-    new_clients: int = Field(0, ge=0, description="clients held out from training")
+    new_clients: int = Field(0, ge=0, le=MOST, description="clients held out from training")
 
     model: str = Field(
         "mlp",
@@ -137,7 +145,7 @@ class Experiment(_Strict):
     head: int | str = Field(1, description="the head: its number of layers, the last of the network, or their names")
     loss: str = Field("cross-entropy", description="cross-entropy, mse, or module:function of (outputs, targets)")
 
-    rounds: int = Field(20, ge=1, description="communication rounds")
+    rounds: int = Field(20, ge=1, le=MOST, description="communication rounds")
     participation: str = Field(
         "all",
         description="who takes part in a round: all, 0.25 (a fraction), 6 (a number), 4-28 (a number drawn anew each "
@@ -147,11 +155,11 @@ class Experiment(_Strict):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local training")
     keep_momentum: bool = Field(False, description="keep a client's momentum from round to round")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of local training")
-    epochs: int = Field(5, ge=1, description="local epochs in a round")
-    steps: int | None = Field(None, ge=1, description="local steps in a round, in place of epochs")
+    epochs: int = Field(5, ge=1, le=MOST, description="local epochs in a round")
+    steps: int | None = Field(None, ge=1, le=MOST, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
-    seed: int = Field(0, ge=0, description="seed of everything random")
+    seed: int = Field(0, ge=0, le=2**64 - 1, description="seed of everything random")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
 
@@ -161,31 +169,37 @@ class Experiment(_Strict):
         "skip", description="leave a client that fails out of the round, or stop the run"
     )
     engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
-    workers: int | None = Field(None, ge=1, description="worker processes [as many as cores]")
+    workers: int | None = Field(None, ge=1, le=1000, description="worker processes [as many as cores]")
     deadline: float | None = Field(
         None, gt=0, description="seconds that a client may take for its work in a round before it counts as failed"
     )
     states: Literal["memory", "disk"] = Field("memory", description="where the clients' states are kept during the run")
-    observe_every: int = Field(1, ge=1, description="record the method's diagnostics every N rounds")
+    observe_every: int = Field(1, ge=1, le=MOST, description="record the method's diagnostics every N rounds")
     observe_limit: float = Field(64.0, ge=0, description="MB that the recorded diagnostics may take altogether")
     debug: bool = Field(False, description="run in process, and stop at a method's first exception with its traceback")
-    checkpoint_every: int = Field(10, ge=1, description="write a checkpoint every N rounds")
+    checkpoint_every: int = Field(10, ge=1, le=MOST, description="write a checkpoint every N rounds")
     tensorboard: bool = Field(False, description="write each round's metrics for TensorBoard too, into RUN/tensorboard")
 
     @field_validator("participation", mode="before")
     @classmethod
     def _participation(cls, value: Any) -> str:
-        return str(Participation.parse(value))
+        try:
+            return str(Participation.parse(value))
+        except OverflowError:
+            raise ValueError(f"at most {MOST} clients") from None
 
     @field_validator("head", mode="before")
     @classmethod
     def _head(cls, value: Any) -> Any:
-        return int(value) if isinstance(value, str) and value.isdigit() else value
+        value = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ValueError("a number of layers, or their names")
+        return value
 
     @field_validator("batch", mode="before")
     @classmethod
     def _batch(cls, value: Any) -> Any:
-        if value != "full" and not (str(value).isdecimal() and int(value) >= 1):
+        if value != "full" and not (str(value).isdecimal() and 1 <= int(value) <= MOST):
             raise ValueError("a whole number of at least 1, or full")
         return value if value == "full" else int(value)
 
@@ -304,9 +318,18 @@ def in_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:
     """The experiment with these settings; the first that is wrong is named in the error."""
     try:
-        return Experiment(**in_sections(settings))
+        experiment = Experiment.model_validate(in_sections(settings))
     except ValidationError as error:
         raise _setting_error(error) from None
+    except RecursionError:
+        raise FedtailorError("The settings are nested too deep: give plain values.") from None
+    plain = experiment.model_dump(exclude_none=True, exclude={"parameters"})  # these are the method's to check
+    if written_again(plain) != plain:
+        name = next(name for name, value in plain.items() if written_again({name: value}) != {name: value})
+        raise FedtailorError(
+            f"The setting {name!r} is {shown(plain[name])}, which no experiment file can hold: give another value."
+        )
+    return experiment
 
 
 def _setting_error(error: ValidationError) -> FedtailorError:
@@ -316,19 +339,43 @@ def _setting_error(error: ValidationError) -> FedtailorError:
     if first["type"] == "extra_forbidden":
         section = [f"evaluation.{field}" for field in Evaluation.model_fields]
         return unknown("setting", name, section if in_evaluation else SETTING_NAMES)
-    return FedtailorError(f"The setting {name!r} is {first['input']!r}, but it must be {wanted(first)}.")
+    return FedtailorError(f"The setting {name!r} is {shown(first['input'])}, but it must be {wanted(first)}.")
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings of an experiment file, those of the evaluation in their section."""
     try:
-        return in_sections(tomllib.loads(path.read_text(encoding="utf-8")))
+        if path.stat().st_size > 4 * FILE_LIMIT:
+            raise FedtailorError(f"The experiment file {path} is too large: it may have {FILE_LIMIT:,} characters.")
+        return in_sections(parse_toml(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise FedtailorError(f"There is no experiment file {path}.") from None
     except (ValueError, RecursionError) as error:
         raise FedtailorError(f"The experiment file {path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read TOML. What Python's parser cannot do, or not in a short time, is refused as wrong TOML."""
+    if len(text) > FILE_LIMIT:
+        raise tomllib.TOMLDecodeError(f"more than {FILE_LIMIT:,} characters")
+    if _LEVELS.search(text):
+        raise tomllib.TOMLDecodeError(f"a name of more than {MOST_LEVELS} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("nested too deep") from None
+    except ValueError as error:  # its own, and that of a number with too many digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
+
+
+def written_again(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Write settings as an experiment file has them and read them again; None if that cannot be done."""
+    try:
+        return parse_toml(write_toml(settings).encode().decode())
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def write_toml(settings: Mapping[str, Any], inside: str = "") -> str:
@@ -342,10 +389,10 @@ def write_toml(settings: Mapping[str, Any], inside: str = "") -> str:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return f"{value:.1f}" if abs(value) < 1e16 else repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from pydantic import ValidationError
+
 from fedtailor.data import Dataset
-from fedtailor.errors import FedtailorError, unknown
-from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment
+from fedtailor.errors import FedtailorError, shown, unknown
+from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
 from fedtailor.imports import object_name
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Loss
@@ -212,14 +214,25 @@ def _split(kind: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, A
             raise unknown("setting or parameter", name, [*SETTING_NAMES, *kind.model_fields])
     own = {name: value for name, value in settings.items() if name not in SETTING_NAMES and name in kind.model_fields}
     rest = {name: value for name, value in settings.items() if name not in own and name != "parameters"}
-    return {**settings.get("parameters", {}), **own}, rest
+    given = settings.get("parameters", {})
+    if not isinstance(given, Mapping):
+        raise FedtailorError(f"The setting 'parameters' is {shown(given)}, but it must be a table of names and values.")
+    return {**given, **own}, rest
 
 
 def _written(method: Method) -> dict[str, Any]:
     """A method's parameters as an experiment file holds them; refuses what would come back as something else."""
     parameters = method.model_dump(exclude_none=True)
-    if type(method)(**parameters) != method or any(isinstance(value, dict) for value in parameters.values()):
-        raise FedtailorError(f"The parameters of {type(method).__name__} cannot be written to an experiment file.")
+    again = written_again({"parameters": parameters})
+    try:
+        same = again is not None and type(method)(**again.get("parameters", {})) == method
+    except ValidationError:
+        same = False
+    if not same or any(isinstance(value, dict) for value in parameters.values()):
+        raise FedtailorError(
+            f"The parameters of {type(method).__name__} cannot be written to an experiment file: give numbers, texts, "
+            "and lists of these."
+        )
     return parameters
 
 

@@ -109,6 +109,11 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     given = objects.data
     data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
     loss = objects.loss or find_loss(experiment.loss)
+    if not data.classes and objects.loss is None and experiment.loss == "cross-entropy":
+        raise FedtailorError(
+            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
+            "give the labels as whole numbers."
+        )
     shape = tuple(data.x.shape[1:])
     module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
     pristine = copy.deepcopy(module)

@@ -106,11 +106,9 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    from rich.markup import escape
+    from fedtailor.cli.display import err, marked
 
-    from fedtailor.cli.display import err
-
-    err.print(f"[bold red]Error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+    err.print(marked("Error:", "bold red", sentence), soft_wrap=True, highlight=False)
     sys.exit(2)
 
 

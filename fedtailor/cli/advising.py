@@ -1,13 +1,11 @@
 """`fedtailor advise`."""
 
-import json as json_format
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedtailor.cli.display import err, out, percent, plain_table, progress_bars
+from fedtailor.cli.display import err, json_text, marked, out, percent, plain_table, progress_bars
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.experiment import Experiment, make_experiment
@@ -60,25 +58,23 @@ def advise(
             raise typer.Exit(INTERRUPTED) from None
         bars.update(task, visible=False)
     if json:
-        typer.echo(json_format.dumps(_plain(advice, settings, race), indent=2, ensure_ascii=False))
+        typer.echo(json_text(_plain(advice, settings, race)))
         return
     _print(advice, settings, race)
 
 
 def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> None:
     for sentence in sentences(advice):
-        out.print(sentence, highlight=False, markup=False)
+        out.print(sentence, highlight=False)
     table = plain_table("The race, on validation samples")
     table.add_column("method", style="bold")
     for name in ("rounds", "accuracy", "s a round"):
         table.add_column(name, justify="right")
     for candidate in advice.candidates:
-        table.add_row(
-            escape(candidate.title), str(candidate.rounds), percent(candidate.mean), f"{candidate.seconds:.2f}"
-        )
+        table.add_row(candidate.title, str(candidate.rounds), percent(candidate.mean), f"{candidate.seconds:.2f}")
     out.print(table)
     if (following := command(advice, settings, race)) is not None:
-        out.print(f"[bold]Next:[/] {escape(following)}", highlight=False, soft_wrap=True)
+        out.print(marked("Next:", "bold", following), highlight=False, soft_wrap=True)
 
 
 def sentences(advice: "Advice") -> list[str]:

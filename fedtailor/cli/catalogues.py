@@ -1,12 +1,10 @@
 """`fedtailor methods`, `models` and `data`."""
 
-import json as json_format
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedtailor.cli.display import definition_table, out, plain_table
+from fedtailor.cli.display import definition_table, json_text, out, plain_table, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import make_experiment
@@ -21,7 +19,7 @@ MOST_SHADES = 50  # shades in a row: neighbouring classes share one where there 
 
 
 def _print_json(value: Any) -> None:
-    typer.echo(json_format.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_text(value))
 
 
 def methods(json: Json = False) -> None:
@@ -176,11 +174,11 @@ def _show_partition(federated: "FederatedData") -> None:
     table.add_column("samples", justify="right", no_wrap=True)
     table.add_column("shading", no_wrap=True, min_width=pieces)
     for name in (federated.classes or ("samples",)) if counted else ():
-        table.add_column(escape(name), justify="right", max_width=8, no_wrap=True)
+        table.add_column(visible(name), justify="right", max_width=8, no_wrap=True)
     for client, row in enumerate(counts.tolist()):
         shades = [sum(row[len(row) * k // pieces : len(row) * (k + 1) // pieces]) for k in range(pieces)]
         shading = "".join(SHADES[-(-(len(SHADES) - 1) * count // max(shades))] for count in shades)
-        name = escape(federated.names[client]) + (" (new)" if client in federated.new else "")
+        name = visible(federated.names[client]) + (" (new)" if client in federated.new else "")
         numbers = [str(count or "·") for count in row] if counted else []
         table.add_row(name, "+".join(str(size[client]) for size in sizes), shading, *numbers)
     out.print(table)

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress, TaskID
 
-from fedtailor.cli.display import RoundProgress, err, out, percent, progress_bars
+from fedtailor.cli.display import RoundProgress, err, marked, out, percent, progress_bars
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
@@ -97,7 +96,7 @@ def compare(
     out.print(rich_table(summary, out.width))
     out.print(f"Recorded in {work.out}: table.txt, .md, .tex, .csv, result.json, runs", highlight=False, soft_wrap=True)
     for title, reason in work.failed.items():
-        err.print(f"[yellow]Failed:[/] {escape(title)}: {escape(reason)}", highlight=False, soft_wrap=True)
+        err.print(marked("Failed:", "yellow", f"{title}: {reason}"), highlight=False, soft_wrap=True)
     if work.failed:
         raise typer.Exit(FAILED)
 
@@ -121,7 +120,8 @@ def _asked(
     asked = merged(asked, options)
     asked |= {} if seeds is None else {"seeds": _numbers(seeds)}
     asked |= {} if target is None else {"target": target}
-    methods = [method for method in asked["methods"] if isinstance(method, str)]
+    named = asked["methods"] if isinstance(asked["methods"], list) else []
+    methods = [method for method in named if isinstance(method, str)]
     fields = {method: method_class(method).model_fields for method in methods}
     for name, value in assignments.items():
         check_assignment(name, {parameter for known in fields.values() for parameter in known}, methods)
@@ -129,12 +129,15 @@ def _asked(
         owners = methods if section == "parameters" else [method for method in methods if inner in fields[method]]
         if section == "evaluation":
             asked = merged(asked, {section: {inner: value}})
-        elif owners:
-            before = asked.get("parameters", {})
+        elif owners and _is_sections(before := asked.get("parameters", {})):
             asked["parameters"] = {**before, **{m: {**before.get(m, {}), inner: value} for m in owners}}
         elif name in SETTING_NAMES:
             asked = merged(asked, in_sections({name: value}))
     return asked
+
+
+def _is_sections(parameters: Any) -> bool:
+    return isinstance(parameters, dict) and all(isinstance(own, dict) for own in parameters.values())
 
 
 def _numbers(text: str) -> list[int]:
@@ -168,11 +171,11 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
         overall = bars.add_task(f"all {every} runs", total=sum(run.rounds for run in work.runs.values()), status="")
         for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
             bars.update(overall, completed=before, status=f"run {number}")
-            bar = _OneOfMany(bars, escape(title), experiment.rounds, overall, before)
+            bar = _OneOfMany(bars, title, experiment.rounds, overall, before)
             result = work.run(title, bar.round, bar.start)
             bars.remove_task(bar.task)
             before += experiment.rounds
             if out.is_terminal:
                 said = f"accuracy {percent(result.accuracy)} %" if result else "failed"
-                bars.console.print(f"{title}: {said}", highlight=False, markup=False)
+                bars.console.print(f"{title}: {said}", highlight=False)
         bars.update(overall, completed=before, status="")

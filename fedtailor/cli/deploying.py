@@ -1,14 +1,12 @@
 """`fedtailor export`, `predict` and `adapt`: from a run to models at work."""
 
-import json as json_format
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedtailor.cli.display import decimals, err, out, percent, plain_table, progress_bars
+from fedtailor.cli.display import decimals, err, json_text, out, percent, plain_table, progress_bars, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
@@ -106,13 +104,11 @@ def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
 def _show_model(files: list[Path], about: "Description") -> None:
     whose = "The global model" if about.client is None else f"The model of client {about.name}"
     metric = f"accuracy {percent(about.accuracy)} %" if about.accuracy is not None else f"loss {about.loss}"
-    out.print(
-        f"{whose}: {about.method}, round {about.round}; {metric} {about.measured}.", markup=False, highlight=False
-    )
-    out.print("Written to " + ", ".join(map(str, files)), markup=False, highlight=False, soft_wrap=True)
+    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric} {about.measured}."), highlight=False)
+    out.print("Written to " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
     out.print("\nLoad it with:", highlight=False)
     for line in about.load:
-        out.print("  " + line.replace(files[0].name, str(files[0])), markup=False, highlight=False, soft_wrap=True)
+        out.print("  " + line.replace(files[0].name, str(files[0])), highlight=False, soft_wrap=True)
 
 
 def predict(
@@ -199,30 +195,30 @@ def _print_json(model: Path, predictions: "Predictions") -> None:
 
     rows = list(predictions.rows())
     answer = {"model": str(model), "samples": len(rows), "accuracy": predictions.accuracy, "predictions": rows}
-    typer.echo(json_format.dumps(plain(answer), ensure_ascii=False))
+    typer.echo(json_text(plain(answer), indent=None))
 
 
 def _show_predictions(predictions: "Predictions", source: str) -> None:
     """Print the first predictions, how often each class was predicted, and the accuracy where there are labels."""
     count = len(predictions.outputs)
-    table = plain_table(f"{escape(source)}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
+    table = plain_table(f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
     columns = [name for name in next(predictions.rows()) if not name.startswith("p(")]
     for name in columns:
         table.add_column(name, justify="right")
     for row, _ in zip(predictions.rows(), range(SHOWN), strict=False):
         values = [row[name] for name in columns]
-        table.add_row(*(escape(f"{value:.4f}" if isinstance(value, float) else str(value)) for value in values))
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else visible(value) for value in values))
     out.print(table)
     if predictions.classes:
         often = ", ".join(f"{name} ({times})" for name, times in Counter(predictions.predicted).most_common(SHOWN))
-        out.print(f"Predicted: {often}", markup=False, highlight=False)
+        out.print(f"Predicted: {visible(often)}", highlight=False)
     if predictions.accuracy is not None:
         out.print(f"Accuracy: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
         if strange := sorted(set(predictions.labels) - set(predictions.classes)):
+            labels = visible(", ".join(strange[:SHOWN]))
             out.print(
-                f"Note: the model does not know the labels {', '.join(strange[:SHOWN])}: these samples count as wrong.",
+                f"Note: the model does not know the labels {labels}: these samples count as wrong.",
                 style="yellow",
-                markup=False,
                 highlight=False,
             )
 
@@ -316,7 +312,7 @@ def _show_curves(outcome: "Adaptation") -> None:
     accuracy, spread = outcome.adapted[0].accuracy is not None, outcome.adapted[0].accuracy_std is not None
     table = plain_table(_counted(len(outcome.per_client), "new client"))
     for name in ("epochs", outcome.method, "local from scratch"):
-        table.add_column(escape(name), justify="right")
+        table.add_column(name, justify="right")
 
     def shown(metrics: "Averages") -> str:
         if accuracy:

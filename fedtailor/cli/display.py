@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,8 +17,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-from fedtailor.text import decimals, human_bytes, human_count, human_time, percent, plain_table
+from fedtailor.text import (
+    SafeConsole,
+    decimals,
+    human_bytes,
+    human_count,
+    human_time,
+    json_text,
+    percent,
+    plain_table,
+    visible,
+)
 
 if TYPE_CHECKING:
     from fedtailor.result import RunResult
@@ -28,8 +37,8 @@ if TYPE_CHECKING:
     from fedtailor.server.records import RoundRecord
 
 __all__ = [
-    "RoundProgress", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "out",
-    "percent", "plain_table", "progress_bars", "results_table",
+    "RoundProgress", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "json_text",
+    "marked", "out", "percent", "plain_table", "progress_bars", "results_table", "visible",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
@@ -37,8 +46,13 @@ FALL = 0.02  # of the accuracy from one round to the next: the last round alone 
 NARROW = 76  # columns that all metrics need; on a narrower page the last ones are left out
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
-out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
-err = Console(stderr=True)
+out = SafeConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+err = SafeConsole(stderr=True)
+
+
+def marked(label: str, style: str, text: object) -> Text:
+    """Put a label in this style before a text of anybody's."""
+    return Text.assemble((label, style), " ", visible(text))
 
 
 class RoundProgress:
@@ -47,7 +61,7 @@ class RoundProgress:
     def __init__(self, progress: Progress, title: str, rounds: int | None) -> None:
         self.progress = progress
         self.bytes = 0
-        self.task = progress.add_task(title, total=rounds, status="setting up")
+        self.task = progress.add_task(visible(title), total=rounds, status="setting up")
 
     def start(self, loop: "Loop") -> None:
         """Show how far the run is when it begins or goes on."""
@@ -69,10 +83,10 @@ def progress_bars() -> Iterator[Progress]:
     """Show the bars of one or several runs, and warnings above them."""
     bars = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
+        TextColumn("{task.fields[status]}", markup=False),
         TimeRemainingColumn(),
         console=out,
         disable=not out.is_terminal,
@@ -86,7 +100,7 @@ def progress_bars() -> Iterator[Progress]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        (bars.console if out.is_terminal else err).print(f"[yellow]Warning:[/] {escape(str(message))}", soft_wrap=True)
+        (bars.console if out.is_terminal else err).print(marked("Warning:", "yellow", message), soft_wrap=True)
 
     with warnings.catch_warnings(), bars:
         warnings.simplefilter("always", category=UserWarning)
@@ -124,14 +138,14 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
         yield f"{absent} of {clients} clients were never called: they count with what a new client gets."
 
 
-def _row(result: "RunResult", best: float | None) -> list[str]:
+def _row(result: "RunResult", best: float | None) -> list[str | Text]:
     from fedtailor.server.records import Averages
 
     chosen, on_validation = result.chosen() or Averages(), result.chosen("best-validation") or Averages()
     accuracy, rounds = percent(chosen.accuracy), result.rounds
     return [
         result.experiment.method,
-        f"[bold green]{accuracy}[/]" if best is not None and result.accuracy == best else accuracy,
+        Text(accuracy, style="bold green") if best is not None and result.accuracy == best else accuracy,
         percent(chosen.accuracy_std),
         percent(chosen.accuracy_worst_decile),
         percent(on_validation.accuracy),
@@ -153,5 +167,5 @@ def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence
     for number, column in enumerate(columns):
         table.add_column(column, style="bold" if number == 0 else "", no_wrap=number == 0)
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*map(str, row))
     return table

@@ -9,8 +9,8 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from fedtailor.errors import FedtailorError
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, in_sections
+from fedtailor.errors import FedtailorError, shown
+from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, in_sections, parse_toml
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
@@ -111,9 +111,9 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise FedtailorError(f"--set takes name=value, not {assignment!r}.")
+            raise FedtailorError(f"--set takes name=value, not {shown(assignment)}.")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            value = parse_toml(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
         parsed[name.strip()] = value

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from fedtailor.cli.display import err, human_bytes, out, progress_bars
+from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
@@ -55,7 +54,7 @@ def report(
         with out.status("reading runs"):
             prepared = prepare(read_runs(directories))
         for note in prepared.notes:
-            err.print(f"[yellow]Warning:[/] {escape(note)}", soft_wrap=True, highlight=False)
+            err.print(marked("Warning:", "yellow", note), soft_wrap=True, highlight=False)
         with out.status("drawing"):
             page = html(prepared).encode()
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,9 @@
 """`fedtailor presets` and `reproduce`."""
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from fedtailor.cli.display import (
     RoundProgress,
@@ -13,6 +11,8 @@ from fedtailor.cli.display import (
     err,
     human_count,
     human_time,
+    json_text,
+    marked,
     out,
     plain_table,
     progress_bars,
@@ -35,7 +35,7 @@ def presets(
 
     shown = [find_preset(name)] if name else list(all_presets().values())
     if json:
-        typer.echo(json_format.dumps([_plain(preset) for preset in shown], indent=2, ensure_ascii=False))
+        typer.echo(json_text([_plain(preset) for preset in shown]))
     elif name:
         _show(shown[0])
     else:
@@ -62,26 +62,26 @@ def _show(preset: "Preset") -> None:
     table = plain_table(f"{preset.name}: {preset.title}")
     table.add_column("method", style="bold")
     for column in preset.columns:
-        table.add_column(escape(column), justify="right")
+        table.add_column(column, justify="right")
     for row in preset.rows:
         title = row.title + (" (missing)" if row.missing else "")
-        table.add_row(escape(title), *(number or "–" for number in row.theirs))
+        table.add_row(title, *(number or "–" for number in row.theirs))
     out.print(table)
     _print_notes(preset.paper, preset.notes, preset.claim)
     out.print("\nSettings:", style="bold")
-    out.print(write_toml(preset.settings), highlight=False, markup=False)
+    out.print(write_toml(preset.settings), highlight=False)
     for column, settings in preset.columns.items():
         if settings:
-            out.print(f"{column}: {settings}", highlight=False, markup=False)
+            out.print(f"{column}: {settings}", highlight=False)
     for row in preset.rows:
         if row.settings:
-            out.print(f"{row.name}: {row.settings}", highlight=False, markup=False)
+            out.print(f"{row.name}: {row.settings}", highlight=False)
 
 
 def _print_notes(paper: str, notes: tuple[str, ...] | list[str], claim: str) -> None:
-    out.print(f"{paper}.", highlight=False, markup=False)
+    out.print(f"{paper}.", highlight=False)
     for note in (*notes, *([f"The paper: {claim}"] if claim else [])):
-        out.print(f"- {note}", highlight=False, markup=False)
+        out.print(f"- {note}", highlight=False)
 
 
 def reproduce(
@@ -148,7 +148,7 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
             samples, seconds = samples + estimate.samples, seconds + estimate.seconds
             bars.advance(task)
         bars.update(task, visible=False)
-    out.print(f"[bold]{escape(preset.name)}[/]: {escape(preset.title)}", highlight=False)
+    out.print(marked(f"{preset.name}:", "bold", preset.title), highlight=False)
     if missing := [row.name for row in preset.rows if row.missing]:
         out.print(f"Missing, as not in the catalogue yet: {', '.join(missing)}", style="yellow", highlight=False)
     ready = len(every) - len(todo)
@@ -188,7 +188,7 @@ def _print_outcome(outcome: "Plain") -> None:
         table.add_column("\npaper", justify="right")
     for row in outcome["rows"]:
         pairs = [(ours_text(outcome, row, cell), cell["paper"] or "–") for cell in row["cells"]]
-        table.add_row(escape(row["title"]), *(text for pair in pairs for text in pair))
+        table.add_row(row["title"], *(text for pair in pairs for text in pair))
     out.print(table)
     if text := shortened(outcome):
         out.print(text, style="yellow", highlight=False)

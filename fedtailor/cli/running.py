@@ -5,18 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.markup import escape
 
 from fedtailor.cli.display import (
     RoundProgress,
     decimals,
     err,
     human_bytes,
+    json_text,
     out,
     percent,
     plain_table,
     progress_bars,
     results_table,
+    visible,
 )
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
@@ -141,7 +142,7 @@ def show(
             {"client": client, "name": result.names[client], **plain_metrics(metrics)}
             for client, metrics in result.per_client.items()
         ]
-        out.print_json(data={**result.summary(), "per_client": clients})
+        typer.echo(json_text({**result.summary(), "per_client": clients}))
         return
     if not result.rounds:
         out.print(f"{directory}: no round is finished yet. Continue with: fedtailor resume {directory}")
@@ -283,7 +284,7 @@ def _clients_table(result: "RunResult") -> Any:
         table.add_column(name, justify="right")
     for client, metrics in ranked[:20]:
         table.add_row(
-            escape(result.names[client]),
+            visible(result.names[client]),
             percent(metrics.accuracy),
             percent(metrics.balanced_accuracy),
             decimals(metrics.auc),

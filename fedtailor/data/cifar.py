@@ -7,7 +7,6 @@ that reading one cannot run code.
 import io
 import pickle
 import tarfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedtailor.data.dataset import TEST, TRAIN, Dataset
-from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.data.info import DataInfo, DataSets, require
+from fedtailor.data.unpacking import damaged, read_gzip, reading
 from fedtailor.errors import FedtailorError
 
 Bytes = NDArray[np.uint8]
+Raw = bytes | bytearray | memoryview
 PIXELS = 3 * 32 * 32
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100 = (
@@ -59,12 +60,12 @@ def read_cifar(info: DataInfo, root: Path, variant: str) -> Dataset:
     return Dataset(info.name, next(whole), next(whole), classes, next(whole))
 
 
-def _batches(name: str, root: Path) -> list[tuple[Path, bytes]]:
+def _batches(name: str, root: Path) -> list[tuple[Path, Raw]]:
     """Read the batch files in order, from the first version that is there."""
     for files in _versions(name):
         paths = [root / file for file in files]
         if all(path.exists() for path in paths):
-            return _unpack(name, paths[0]) if len(paths) == 1 else [(path, path.read_bytes()) for path in paths]
+            return _unpack(name, paths[0]) if len(paths) == 1 else [(path, read_gzip(path)) for path in paths]
     raise AssertionError("required before")
 
 
@@ -79,16 +80,16 @@ def _versions(name: str) -> list[tuple[str, ...]]:
     ]
 
 
-def _unpack(name: str, archive: Path) -> list[tuple[Path, bytes]]:
-    contents: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                stream = tar.extractfile(member) if member.isfile() else None
-                if stream and Path(member.name).stem in BATCHES[name]:
-                    contents[Path(member.name).name] = stream.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error):
-        raise damaged(archive) from None
+def _unpack(name: str, archive: Path) -> list[tuple[Path, Raw]]:
+    raw = memoryview(read_gzip(archive))  # to its end: the checksum of all is behind what tarfile reads
+    contents: dict[str, Raw] = {}
+    with reading(archive), tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
+        for member in tar:
+            end = member.offset_data + member.size
+            if member.size < 0 or end > len(raw):
+                raise damaged(archive)
+            if member.isfile() and not member.issparse() and Path(member.name).stem in BATCHES[name]:
+                contents[Path(member.name).name] = raw[member.offset_data : end]
     suffix = ".bin" if "binary" in archive.name else ""
     names = [batch + suffix for batch in BATCHES[name]]
     missing = [name for name in names if name not in contents]
@@ -97,7 +98,7 @@ def _unpack(name: str, archive: Path) -> list[tuple[Path, bytes]]:
     return [(archive / name, contents[name]) for name in names]
 
 
-def _binary(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
+def _binary(name: str, file: Path, raw: Raw) -> tuple[Bytes, Bytes]:
     """Read records of one label byte (CIFAR-100: the coarse one, then the fine one) and the pixels."""
     labels = 1 if name == "cifar-10" else 2
     if not raw or len(raw) % (labels + PIXELS):
@@ -106,7 +107,7 @@ def _binary(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
     return records[:, labels:], records[:, labels - 1]
 
 
-def _python(name: str, file: Path, raw: bytes) -> tuple[Bytes, Bytes]:
+def _python(name: str, file: Path, raw: Raw) -> tuple[Bytes, Bytes]:
     """Read a pickled dictionary with `data` and `labels` (CIFAR-100: `fine_labels`)."""
     try:
         batch = _Unpickler(file, raw).load()
@@ -144,14 +145,14 @@ class _Type:
         pass  # byte order and the like: bytes have none
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # the one in C would reserve 64 GB for a wrong number in a damaged file
     STAND_INS = {  # noqa: RUF012
         ("numpy.core.multiarray", "_reconstruct"): _Array,
         ("numpy", "ndarray"): _Array,
         ("numpy", "dtype"): _Type,
     }
 
-    def __init__(self, file: Path, raw: bytes) -> None:
+    def __init__(self, file: Path, raw: Raw) -> None:
         super().__init__(io.BytesIO(raw), encoding="bytes")
         self.file = file
 

@@ -39,7 +39,7 @@ class Dataset:
 
 def without_labels(name: str, x: Tensor, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
     """Make a data set of samples without labels: it has no classes, and zeros for targets."""
-    return Dataset(name, x, torch.zeros(len(x)), (), client=client, client_names=client_names)
+    return Dataset(name, x, torch.zeros(x.shape[:1]), (), client=client, client_names=client_names)
 
 
 def _check_lengths(data: Dataset) -> None:

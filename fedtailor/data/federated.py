@@ -19,6 +19,7 @@ from fedtailor.errors import FedtailorError, unknown
 from fedtailor.local.streams import numpy_stream
 
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
+MOST_COUNTS = 20_000_000  # clients × classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +167,7 @@ def federate(
     units, first = _units(dataset)
     official = split == "official"
     parts = _official_parts(dataset, first, validation, seed) if official else np.zeros_like(first)
+    _check_table(dataset, partition, clients, labels)
     client, names = _clients(dataset, first, parts, partition, clients, min_samples, seed)
     if not 0 <= new_clients < len(names):
         raise FedtailorError(
@@ -234,6 +236,17 @@ def _check_options(
         raise FedtailorError(f"min_samples ({min_samples}) and seed ({seed}) must not be negative: give 0 or more.")
     if max_train is not None and max_train < 1:
         raise FedtailorError(f"max_train is {max_train}, but each client needs a training sample: give 1 or more.")
+
+
+def _check_table(dataset: Dataset, partition: str, clients: int | None, labels: str) -> None:
+    """Refuse so many clients and classes that a table of their samples does not fit in memory."""
+    n_clients = len(dataset.client_names) if partition == NATURAL else clients or 20
+    n_classes = 1 if partition == NATURAL and labels == "own" else len(dataset.classes)
+    if n_clients * n_classes > MOST_COUNTS:
+        raise FedtailorError(
+            f"The data set {dataset.name!r} has {n_classes} classes for {n_clients} clients, more than can be counted: "
+            "check which columns hold the labels and the clients."
+        )
 
 
 def _units(dataset: Dataset) -> tuple[Ints, Ints]:
@@ -380,6 +393,9 @@ def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
     if x.ndim == 4:
         x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
     if x.dtype != torch.uint8:
-        return x.to(dtype)
+        inputs = x.to(dtype)
+        if dtype.itemsize < x.dtype.itemsize and not torch.isfinite(inputs).all():
+            raise FedtailorError("Some features are too large for float32: scale them, or compute in float64.")
+        return inputs
     x = x.to(dtype).div_(255)
     return x.mul_(2).sub_(1) if pixels == "signed" else x

@@ -3,8 +3,6 @@
 An idx file is a magic number (two zeros, the type, the number of dimensions), the sizes, and the bytes.
 """
 
-import gzip
-import zlib
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -15,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.data.dataset import TEST, TRAIN, Dataset
-from fedtailor.data.info import DataInfo, DataSets, damaged, require, there
+from fedtailor.data.info import DataInfo, DataSets, require, there
+from fedtailor.data.unpacking import damaged, read_gzip
 from fedtailor.errors import FedtailorError, unknown
 
 FASHION = (
@@ -42,7 +41,7 @@ EMNIST = {
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
     """Read an idx file as a uint8 tensor."""
-    raw = _contents(path)
+    raw = read_gzip(path)
     start = 4 + 4 * dimensions
     if len(raw) < start or raw[:4] != bytes([0, 0, 8, dimensions]):
         raise damaged(path, f"it does not begin like an idx file of bytes in {dimensions} dimensions")
@@ -50,16 +49,6 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     if len(raw) - start != prod(shape):
         raise damaged(path, f"it holds {len(raw) - start} bytes where its sizes {shape} say {prod(shape)}")
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy())
-
-
-def _contents(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (EOFError, OSError, zlib.error):
-        raise damaged(path, "its gzip data is truncated or damaged") from None
 
 
 def _read_part(folder: Path, images: str, labels: str) -> tuple[Tensor, Tensor]:

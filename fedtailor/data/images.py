@@ -1,5 +1,6 @@
 """The user's own images: a folder of client/class/image."""
 
+import warnings
 from io import BytesIO
 from pathlib import Path
 
@@ -10,20 +11,31 @@ from PIL import Image
 
 from fedtailor.data.arrays import encode
 from fedtailor.data.dataset import Dataset, without_labels
-from fedtailor.data.info import damaged
+from fedtailor.data.unpacking import check_size, reading
 from fedtailor.errors import FedtailorError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow's names; of some others it calls programs
+PIXELS = 50_000_000  # of one image
+SIDE = 4096  # pixels to which images are resized, at most
 
 
 def open_image(file: str | Path, contents: bytes) -> Image.Image:
-    """Decode an image."""
-    try:
-        image = Image.open(BytesIO(contents))
+    """Decode an image. One of too many pixels is refused before it is unpacked."""
+    with reading(file, "it is not an image, or truncated"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it is refused below
+        try:
+            image = Image.open(BytesIO(contents), formats=FORMATS)
+        except Image.DecompressionBombError:
+            raise _too_large(file) from None
+        if image.width * image.height > PIXELS:
+            raise _too_large(file)
         image.load()
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        raise damaged(file, "it is not an image, or truncated") from None
     return image
+
+
+def _too_large(file: str | Path) -> FedtailorError:
+    return FedtailorError(f"The image {file} has more than {PIXELS // 10**6} million pixels: make it smaller.")
 
 
 def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Dataset:
@@ -31,8 +43,8 @@ def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Datase
 
     Unless `labelled`, they may also be in the folder itself.
     """
-    if size is not None and size < 1:
-        raise FedtailorError(f"image_size is {size}: give the number of pixels per side, 1 or more.")
+    if size is not None and not 1 <= size <= SIDE:
+        raise FedtailorError(f"image_size is {size}: give the number of pixels per side, from 1 to {SIDE}.")
     files = _files(folder, "*/*/*")
     loose = [] if files or labelled else _files(folder, "*")
     if not files and not loose:
@@ -40,7 +52,12 @@ def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Datase
             f"The folder {folder} holds no images: it needs them as client/class/image, "
             "for example hospital-a/healthy/0001.png."
         )
-    images = [_pixels(file, size) for file in files or loose]
+    images: list[NDArray[np.uint8]] = []
+    taken = 0
+    for file in files or loose:
+        images.append(_pixels(file, size))
+        taken += images[-1].nbytes
+        check_size(folder, taken)
     _check_sizes(files or loose, images)
     if any(image.ndim == 3 for image in images):
         images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in images]
@@ -48,8 +65,8 @@ def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Datase
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
     if loose:
         return without_labels(folder.resolve().name, x)
-    y, classes = encode(np.array([file.parent.name for file in files]), f"The classes of {folder}")
-    client, names = encode(np.array([file.parent.parent.name for file in files]), f"The clients of {folder}")
+    y, classes = encode([file.parent.name for file in files], f"The classes of {folder}")
+    client, names = encode([file.parent.parent.name for file in files], f"The clients of {folder}")
     return Dataset(folder.resolve().name, x, y, classes, client=client, client_names=names)
 
 
@@ -60,13 +77,14 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 def _pixels(file: Path, size: int | None) -> NDArray[np.uint8]:
     """Read an image: (height, width) if it is grey, (height, width, 3) otherwise."""
-    image = open_image(file, file.read_bytes())
-    if image.mode.startswith(("I", "F")):
-        raise FedtailorError(f"The image {file} has more than 8 bits per pixel: save it with 8.")
-    image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-    if size is not None:
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image)
+    with reading(file, "it is not an image, or truncated"):
+        image = open_image(file, file.read_bytes())
+        if image.mode.startswith(("I", "F")):
+            raise FedtailorError(f"The image {file} has more than 8 bits per pixel: save it with 8.")
+        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        if size is not None:
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(image)
 
 
 def _check_sizes(files: list[Path], images: list[NDArray[np.uint8]]) -> None:

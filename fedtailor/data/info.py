@@ -52,8 +52,3 @@ def require(info: DataInfo, root: Path) -> None:
             f"The data set {info.name!r} is missing: get {missing} from {info.source} and put that "
             f"under {root} (or name another directory with --data-dir or FEDTAILOR_DATA)."
         )
-
-
-def damaged(path: str | Path, why: str = "it is truncated or damaged") -> FedtailorError:
-    """Make the error for a file that cannot be read."""
-    return FedtailorError(f"The file {path} cannot be read: {why}; get or make it anew.")

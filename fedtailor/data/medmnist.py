@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.data.arrays import Arrays, as_features, read_arrays
+from fedtailor.data.arrays import Arrays, as_features, numbered_classes, read_arrays
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.data.info import DataInfo, DataSets, require
+from fedtailor.data.unpacking import damaged
 from fedtailor.errors import FedtailorError
 
 PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
@@ -76,6 +77,8 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
         if keys is None:
             raise damaged(path, f"there are no {part}_images and {part}_labels in it")
         x, y = as_features(arrays[keys[0]], name), arrays[keys[1]]
+        if x.ndim == 0 or y.ndim == 0:
+            raise damaged(path, f"its {part} part has no samples")
         if y.size != len(y) or y.dtype.kind not in "iu":
             raise FedtailorError(
                 f"The labels of {path} have shape {y.shape} and type {y.dtype}: fedtailor reads data with "
@@ -89,7 +92,7 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
         ys.append(torch.from_numpy(y.reshape(-1).astype(np.int64)))
         parts.append(torch.full((len(y),), number, dtype=torch.uint8))
     y_all = torch.cat(ys)
-    names = classes or tuple(map(str, range(int(y_all.max()) + 1)))
+    names = classes or numbered_classes(y_all, name)
     return Dataset(name, torch.cat(xs), y_all, names, torch.cat(parts))
 
 

@@ -5,7 +5,6 @@ bright, paper is 0. A client is an alphabet.
 """
 
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -16,7 +15,8 @@ from PIL import Image, ImageChops
 
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.images import open_image
-from fedtailor.data.info import DataInfo, DataSets, damaged, require
+from fedtailor.data.info import DataInfo, DataSets, require
+from fedtailor.data.unpacking import check_archive, damaged, reading
 from fedtailor.errors import FedtailorError
 
 HALVES = ("images_background", "images_evaluation")
@@ -66,8 +66,10 @@ def _drawings(half: Path) -> Iterator[tuple[str, str, int, NDArray[np.uint8]]]:
             drawer = -1
         if not 0 <= drawer < DRAWERS:
             raise damaged(file, "its name is not CHARACTER_DRAWER.png with a drawer from 01 to 20")
-        image = ImageChops.invert(open_image(file, contents).convert("L"))
-        yield alphabet, character, drawer, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        with reading(file, "it is not an image, or truncated"):
+            image = ImageChops.invert(open_image(file, contents).convert("L"))
+            pixels = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        yield alphabet, character, drawer, pixels
     if file is None:
         raise damaged(half, "there is no ALPHABET/CHARACTER/DRAWING.png in it")
 
@@ -76,17 +78,21 @@ def _pngs(half: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the images of one half in order of their names, from its folder or else its zip."""
     if half.is_dir():
         for path in sorted(half.glob("*/*/*.png")):
-            yield path.as_posix(), path.read_bytes()
+            with reading(path):
+                contents = path.read_bytes()
+            yield path.as_posix(), contents
         return
-    archive = half.with_suffix(".zip")
-    try:
-        with zipfile.ZipFile(archive) as zipped:
-            for name in sorted(zipped.namelist()):
-                parts = PurePosixPath(name).parts  # half, alphabet, character, drawing
-                if name.endswith(".png") and parts[0] == half.name and len(parts) == 4:
-                    yield f"{archive}/{name}", zipped.read(name)
-    except (zipfile.BadZipFile, EOFError, OSError, zlib.error):
-        raise damaged(archive) from None
+    path = half.with_suffix(".zip")
+    with reading(path):
+        archive = zipfile.ZipFile(path)
+        check_archive(path, archive)
+    with archive:
+        for name in sorted(archive.namelist()):
+            parts = PurePosixPath(name).parts  # half, alphabet, character, drawing
+            if name.endswith(".png") and len(parts) == 4 and parts[0] == half.name:
+                with reading(path):
+                    contents = archive.read(name)
+                yield f"{path}/{name}", contents
 
 
 def _files(suffixes: tuple[str, str]) -> tuple[str, ...]:

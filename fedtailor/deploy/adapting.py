@@ -190,7 +190,7 @@ def _dataset(data: Data, experiment: Experiment) -> Dataset:
             client_column=experiment.client_column,
             image_size=experiment.image_size,
         )
-    return data if isinstance(data, Dataset) else from_list(data)
+    return data if isinstance(data, Dataset) else from_list(data, gaps=True)
 
 
 def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:

@@ -4,22 +4,26 @@ The description is in the file's header, and beside it as JSON for people and ot
 no code that the file names.
 """
 
+from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedtailor.data.unpacking import reading
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
 from fedtailor.files import write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.models import CATALOGUE, ModelLike, build_model
-from fedtailor.models.expression import build_expression
+from fedtailor.models.expression import MOST_VALUES, build_expression, check_work
 
 HEADER = "fedtailor"  # the description's name in the header
+Size = Annotated[int, Field(ge=1, le=MOST_VALUES)]
 
 
 class Description(BaseModel):
@@ -42,18 +46,26 @@ class Description(BaseModel):
     loss: float | None
     test_samples: int
     measured: str = Field(description="how accuracy and loss were measured, in words")
-    network: str = Field(description="its name in fedtailor")
+    network: str = Field(description="its name in fedtailor", max_length=1_000)
     layers: str | None = Field(description="the network in plain PyTorch, if it is made of torch.nn's layers alone")
     load: list[str] = Field(description="three lines of Python that load the model")
-    input_shape: tuple[int, ...] = Field(description="of one sample")
+    input_shape: tuple[Size, ...] = Field(description="of one sample", min_length=1, max_length=8)
     dtype: Literal["float32", "float64"]
     pixels: Literal["unit", "signed"]
     preprocessing: str = Field(description="how samples become inputs, in words")
     classes: tuple[str, ...] = Field(description="in the order of the outputs; none for a regression")
-    outputs: int = Field(description="of the network")
-    counted: int = Field(description="the first so many of the outputs count")
+    outputs: Size = Field(description="of the network")
+    counted: Size = Field(description="the first so many of the outputs count")
     label_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
     client_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if prod(self.input_shape) > MOST_VALUES:
+            raise ValueError("a sample is too large")
+        if self.counted > self.outputs or len(self.classes) not in (0, self.counted):
+            raise ValueError("outputs and classes differ in number")
+        return self
 
 
 def files_of(stem: Path, onnx: bool) -> list[Path]:
@@ -91,12 +103,9 @@ def read_model(path: str | Path) -> tuple[Description, dict[str, Tensor]]:
     path = path.with_suffix(".safetensors") if path.suffix == ".json" else path
     if not path.is_file():
         raise FedtailorError(f"There is no model file {path}: make one with `fedtailor export`.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-    except (OSError, SafetensorError):
-        raise FedtailorError(f"The file {path} cannot be read: it is no safetensors file, or a damaged one.") from None
+    with reading(path, "it is no safetensors file, or a damaged one"), safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     try:
         return Description.model_validate_json(header[HEADER]), state
     except (KeyError, ValidationError):
@@ -117,18 +126,27 @@ def load_model(path: str | Path, model: ModelLike | None = None) -> nn.Module:
 @isolated()
 def built(path: str | Path, about: Description, state: dict[str, Tensor], model: ModelLike | None = None) -> nn.Module:
     """Build the network of a description, with these values."""
-    known = about.network.partition(":")[0] in CATALOGUE
+    name = model or about.network
+    known = isinstance(name, str) and name.partition(":")[0] in CATALOGUE
     try:
         if model is None and about.layers is not None:
             module = build_expression(about.layers)
-        elif model is not None or known:
-            module = build_model(model or about.network, about.input_shape, about.outputs, 0)
+        elif model is not None or known:  # sizes that a file names take no memory before its values fit them
+            module = build_model(name, about.input_shape, about.outputs, 0, "meta" if known else "cpu")
         else:
             raise FedtailorError(
                 f"The network of {path} is a class of its own ({about.network}), which is code: say which one to use "
                 f"with --model module:Class (model= in Python)."
             )
+        if next(module.parameters()).is_meta:
+            check_work(module, about.input_shape, about.outputs)
+        for key, tensor in module.state_dict().items():
+            wanted = getattr(torch, about.dtype) if tensor.is_floating_point() else tensor.dtype
+            if key in state and state[key].dtype != wanted:
+                raise TypeError("the values are of another type than the description says")
         module.load_state_dict(state, assign=True)
-    except RuntimeError:
+    except FedtailorError:
+        raise
+    except Exception:  # whatever a network raises that is given other sizes or values than its own
         raise FedtailorError(f"The network and the values of {path} do not fit together.") from None
     return module.eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtailor.data import Dataset
 from fedtailor.data.arrays import as_array, as_features
-from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS, as_inputs
 from fedtailor.data.info import data_dir as find_data_dir
 from fedtailor.deploy.model_file import built, read_model
@@ -22,6 +22,7 @@ from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
 from fedtailor.runs import load
 from fedtailor.simulation import partition_data
+from fedtailor.text import spreadsheet_cell
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 Samples = tuple[Tensor, list[str]]  # inputs, and the names of their classes where these are known
@@ -64,21 +65,22 @@ class Predictions:
             yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
 
     def csv(self) -> str:
-        """Write the rows as CSV with a header."""
+        """Write the rows as CSV with a header. A name that a spreadsheet takes for a formula gets an apostrophe."""
         text, rows = StringIO(), list(self.rows())
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
         return text.getvalue()
 
 
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
-    """Predict with a model file. `x` is an array or tensor (samples, …) of features, or of uint8 pixels.
+    """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels.
 
     `model` is the network, for those that a file alone cannot bring along (see `load_model`).
     """
     reader = Model(path, model)
-    return reader.predict(reader.inputs(as_features(as_array(x), "x", double=True)))
+    samples = without_labels("x", as_features(as_array(x, "x"), "x", double=True))  # it checks them
+    return reader.predict(reader.inputs(samples.x))
 
 
 class Model:
@@ -118,7 +120,18 @@ class Model:
                 raise FedtailorError(
                     f"The network of {self.path} cannot take these samples ({brief(error)})."
                 ) from error
-        return Predictions(outputs.reshape(len(x), -1)[:, : self.about.counted], self.about.classes, labels or [])
+        if outputs.numel() != len(x) * self.about.outputs:
+            raise FedtailorError(
+                f"The network of {self.path} gives {outputs.numel()} values for {len(x)} samples, not the "
+                f"{self.about.outputs} for each that its description says."
+            )
+        outputs = outputs.reshape(len(x), -1)[:, : self.about.counted]
+        if len(bad := (~torch.isfinite(outputs)).any(1).nonzero()):
+            raise FedtailorError(
+                f"The model {self.path} gives NaN or Inf for {len(bad)} of {len(x)} samples, the first is sample "
+                f"{int(bad[0])}: its training diverged, or the samples are not of the kind it was trained on."
+            )
+        return Predictions(outputs, self.about.classes, labels or [])
 
     def of_data(self, data: Dataset, client: str | None = None, part: str | None = None) -> Samples:
         """Select a data set's samples: all, or those of one client or one part (train, validation, test)."""

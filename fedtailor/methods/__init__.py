@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedtailor.errors import FedtailorError, unknown, wanted
+from fedtailor.errors import FedtailorError, shown, unknown, wanted
 from fedtailor.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.apfl import APFL
@@ -96,5 +96,5 @@ def _parameter_error(name: str, kind: type[Method], error: ValidationError) -> F
     if first["type"] == "missing":
         return FedtailorError(f"The method {name} needs its parameter {parameter!r}: give it a value.")
     return FedtailorError(
-        f"The parameter {parameter!r} of {name} is {first['input']!r}, but it must be {wanted(first)}."
+        f"The parameter {parameter!r} of {name} is {shown(first['input'])}, but it must be {wanted(first)}."
     )

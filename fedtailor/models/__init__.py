@@ -41,16 +41,15 @@ CATALOGUE: dict[str, ModelInfo] = {
 ModelLike = str | nn.Module | Callable[..., nn.Module]
 
 
-def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build_model(model: ModelLike, shape: tuple[int, ...], classes: int, seed: int, device: str = "cpu") -> nn.Module:
     """Build the network for inputs of this shape and so many classes, initialised from the seed.
 
     `model` is a name of the catalogue (with `:widths` for the MLP), a `module:Class` or callable, or a module, which is
     copied. A callable is called with the input shape and the number of classes if it takes them, else with nothing.
+    On the device `meta`, it has no values and takes no memory.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same initial vector for every device
+    with torch.random.fork_rng(devices=[]), torch.device(device):  # the same initial vector for every device
         torch.manual_seed(torch_seed(seed, "model"))
-        if isinstance(model, nn.Module):
-            return copy.deepcopy(model)
         if not isinstance(model, str):
             return _build_own(model, shape, classes)
         name, _, argument = model.partition(":")
@@ -99,7 +98,7 @@ def _build_known(info: ModelInfo, argument: str, shape: tuple[int, ...], classes
 
 def _build_own(factory: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
     if isinstance(factory, nn.Module):
-        return copy.deepcopy(factory)
+        return _materialised(_copied(factory), shape)
     name = getattr(factory, "__name__", type(factory).__name__)
     try:
         arguments: tuple[Any, ...] = (shape, classes) if _takes(factory, shape, classes) else ()
@@ -110,7 +109,32 @@ def _build_own(factory: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
         raise FedtailorError(f"The model {name} cannot be built: {tried}.") from error
     if not isinstance(module, nn.Module):
         raise FedtailorError(f"The model {name} made a {type(module).__name__}, not an nn.Module.")
-    return module
+    return _materialised(module, shape)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # some modules cannot be copied, as nn.LazyBatchNorm1d
+        raise FedtailorError(
+            f"The model cannot be copied ({brief(error)}): give a function that makes it, as model=lambda: …."
+        ) from error
+
+
+def _materialised(module: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """Give lazy layers (`nn.LazyLinear`) the sizes and initial values that they have for samples of this shape."""
+    if not any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        return module
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(2, *shape))
+    except Exception as error:  # whatever the user's code does
+        size = "×".join(map(str, shape))
+        raise FedtailorError(
+            f"The model's lazy layers do not fit samples of the shape {size} ({brief(error)})."
+        ) from error
+    return module.train(training)
 
 
 def _takes(factory: Callable[..., Any], *arguments: Any) -> bool:

@@ -1,16 +1,27 @@
 """A network as one line of plain PyTorch, and back: `nn.Sequential(nn.Flatten(), nn.Linear(64, 10))`.
 
-A line that is read is not run: only layers of `torch.nn` with plain values can be built from it.
+A line that is read is not run: only simple layers of `torch.nn` with plain values can be built from it. What they would
+compute is measured before they compute it.
 """
 
 import ast
 import inspect
+from math import isfinite, prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
+
+# The modules of torch.nn whose layers may stand in a line: they take one tensor, and are built at once.
+KINDS = {
+    "activation", "batchnorm", "channelshuffle", "conv", "dropout", "flatten", "fold", "instancenorm", "linear",
+    "normalization", "padding", "pixelshuffle", "pooling", "upsampling",
+}  # fmt: skip
+LONGEST, DEEPEST = 100_000, 20  # characters of a line; layers inside layers
+GREATEST, MOST_NUMBERS = 10**9, 10  # number in a line; numbers of one argument
+MOST_VALUES, MOST_WORK = 10**8, 5 * 10**10  # of one sample: values of a layer's output; multiplications
 
 
 def expression(module: nn.Module) -> str | None:
@@ -26,10 +37,51 @@ def expression(module: nn.Module) -> str | None:
 def build_expression(text: str) -> nn.Module:
     """Build the network of such a line on the meta device: without memory or values, until a state dict is assigned."""
     try:
+        if len(text) > LONGEST:
+            raise ValueError("too long")
         with torch.device("meta"):
             return _built(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RuntimeError, RecursionError):
+    except Exception:  # Python's parser and the layers raise all kinds
         raise FedtailorError(f"This is not a network of torch.nn's layers: {text[:80]!r}.") from None
+
+
+@torch.no_grad()
+def check_work(module: nn.Module, shape: tuple[int, ...], outputs: int) -> None:
+    """Refuse a network on the meta device that does not fit these samples, or would take too much memory or time."""
+    work = 0
+
+    def measure(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+        nonlocal work
+        work += given[0].numel() + result.numel() * _cost(layer, result)
+        if result.numel() > MOST_VALUES or work > MOST_WORK:
+            raise ValueError("too much")
+
+    layers = [layer for layer in module.modules() if next(layer.children(), None) is None]
+    hooks = [layer.register_forward_hook(measure) for layer in layers]
+    try:
+        result = module.eval()(torch.zeros(1, *shape, device="meta"))
+    except Exception:
+        raise FedtailorError(
+            f"The network and samples of {'×'.join(map(str, shape))} values do not fit together, or one needs too much "
+            "memory or time: choose another model file."
+        ) from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if result.numel() != outputs:
+        raise FedtailorError(
+            f"The network has {result.numel()} outputs, but its description says {outputs}: choose another model file."
+        )
+
+
+def _cost(layer: nn.Module, result: Tensor) -> int:
+    """Estimate the multiplications for one value of a layer's output, rather too many than too few."""
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, Tensor) and weight.ndim > 1:
+        return weight.numel() // max(1, min(weight.shape[:2]))
+    window = layer.size if isinstance(layer, nn.LocalResponseNorm) else getattr(layer, "kernel_size", 1)
+    dimensions = max(1, result.ndim - 2)
+    return prod(window) if isinstance(window, tuple) else int(window) ** dimensions
 
 
 def _written(module: nn.Module) -> str:
@@ -60,15 +112,31 @@ def _plain(value: Any, default: Any) -> Any:
     return value
 
 
-def _built(node: ast.AST) -> nn.Module:
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-        raise ValueError("not a layer")
-    kind = getattr(nn, node.func.attr, None)
-    if ast.unparse(node.func.value) != "nn" or not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise ValueError("not a layer of torch.nn")
-    layers_and_values = [_built(part) if isinstance(part, ast.Call) else ast.literal_eval(part) for part in node.args]
-    module: nn.Module = kind(*layers_and_values, **{str(k.arg): ast.literal_eval(k.value) for k in node.keywords})
+def _built(node: ast.AST, depth: int = 1) -> nn.Module:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="nn"), attr=name)) if depth <= DEEPEST:
+            kind = getattr(nn, name)
+        case _:
+            raise ValueError("not a layer")
+    if kind is nn.Sequential and not node.keywords:
+        return nn.Sequential(*(_built(part, depth + 1) for part in node.args))
+    family = kind.__module__.rpartition(".")[2] if issubclass(kind, nn.Module) else ""
+    if family not in KINDS or name.startswith("Lazy") or {"device", "dtype"} & {k.arg for k in node.keywords}:
+        raise ValueError("not a layer for a line")
+    module: nn.Module = kind(*map(_value, node.args), **{str(k.arg): _value(k.value) for k in node.keywords})
     return module
+
+
+def _value(node: ast.expr) -> Any:
+    """Read a layer's argument: a plain value, or a few numbers."""
+    value = ast.literal_eval(node)
+    several = list(value) if isinstance(value, (tuple, list)) else [value]
+    for one in several:
+        if not (one is None or isinstance(one, (bool, str)) or (isfinite(one) and abs(one) <= GREATEST)):
+            raise ValueError("not a plain value")
+    if len(several) > MOST_NUMBERS:
+        raise ValueError("too many values")
+    return value
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

@@ -96,7 +96,8 @@ class Block(nn.Module):
 def _then_dense(convolutions: nn.Sequential, shape: Shape, *widths: int) -> nn.Sequential:
     """Append dense layers to convolutions; their input size is what these give for an image of this shape."""
     with torch.no_grad():
-        features = convolutions(torch.zeros(1, *shape, device="cpu")).shape[1]
+        device = next(convolutions.parameters()).device
+        features = convolutions(torch.zeros(1, *shape, device=device)).shape[1]
     sizes = [features, *widths]
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +16,7 @@ from fedtailor.files import write_atomically
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
 from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
-from fedtailor.text import human_bytes, percent, plain_table
+from fedtailor.text import SafeConsole, human_bytes, percent, plain_table, spreadsheet_cell, visible
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]
 
@@ -95,7 +97,7 @@ def rich_table(summary: Summary, width: int) -> Group:
     """The table for a terminal; in two parts where the page is too narrow for one."""
     result, cost = _columns(summary)
     whole = _rich(summary, [*result, *cost], summary.title)
-    console = Console(width=10_000, file=io.StringIO())
+    console = SafeConsole(width=10_000, file=io.StringIO())
     needed = console.measure(whole).maximum  # the columns alone: title and caption are wrapped
     parts = [whole] if needed <= width else [_rich(summary, result, summary.title), _rich(summary, cost, "Costs")]
     return Group(*parts, Text(summary.caption, style="dim"))
@@ -109,7 +111,7 @@ def _rich(summary: Summary, columns: list[tuple[str, Cell]], title: str) -> Tabl
     for line in summary.lines:
         marked = {"accuracy": "bold green" if line.best else "underline" if line.second else ""}
         cells = [Text(cell(line), style=marked.get(name, "")) for name, cell in columns]
-        table.add_row(Text(line.title), *cells)
+        table.add_row(Text(visible(line.title)), *cells)
     return table
 
 
@@ -123,7 +125,7 @@ def _broken(header: str) -> Text:
 
 def plain_text(summary: Summary) -> str:
     """The table without colours, for a file."""
-    console = Console(width=PAGE, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False)
+    console = SafeConsole(width=PAGE, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as captured:
         console.print(rich_table(summary, PAGE))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
@@ -139,11 +141,18 @@ def table_rows(summary: Summary, bold: str, underlined: str, escape: Callable[[s
         yield [escape(line.title), *(mark.format(text) if name == "accuracy" else text for name, text in cells)]
 
 
+def _for_markdown(text: str) -> str:
+    """Escape what would be a mark, a link, HTML, or the end of a cell."""
+    special = r"[\\`*\[\]|~$]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?<!\w)_|_(?!\w)"
+    return re.sub(special, lambda found: "\\" + found[0], visible(text))
+
+
 def markdown(summary: Summary) -> str:
-    head, *rows = table_rows(summary, "**{}**", "<u>{}</u>", lambda text: text.replace("|", r"\|"))
+    head, *rows = table_rows(summary, "**{}**", "<u>{}</u>", _for_markdown)
     ruler = "| --- |" + " ---: |" * (len(head) - 1)
     table = ["| " + " | ".join(head) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows)]
-    return "\n".join([summary.title, "", *table, "", summary.caption]) + "\n"
+    title = re.sub(r"^[#>+=-]", r"\\\g<0>", _for_markdown(summary.title))
+    return "\n".join([title, "", *table, "", _for_markdown(summary.caption)]) + "\n"
 
 
 _LATEX = str.maketrans(
@@ -155,10 +164,27 @@ _LATEX = str.maketrans(
 )  # fmt: skip
 
 
+_LETTERS = "ßøØæÆœŒåÅłŁ…—‘’“”"  # that every LaTeX has
+_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327"
+
+
+def _for_latex(text: str) -> str:
+    """Escape what LaTeX would run, and write characters that it may not have as their number (U+4E2D)."""
+    return "".join(map(_latex_character, visible(text)))
+
+
+def _latex_character(character: str) -> str:
+    parts = unicodedata.normalize("NFD", character)
+    if character.isascii() or ord(character) in _LATEX or character in _LETTERS:
+        return character.translate(_LATEX)
+    known = character < "\u0180" and len(parts) == 2 and parts[0].isascii() and parts[1] in _ACCENTS
+    return character if known else f"U+{ord(character):04X}"
+
+
 def latex(summary: Summary) -> str:
     """A table environment; it needs `\\usepackage{booktabs}`."""
-    head, *rows = table_rows(summary, r"\textbf{{{}}}", r"\underline{{{}}}", lambda text: text.translate(_LATEX))
-    caption = f"{summary.title}. {summary.caption}".translate(_LATEX)
+    head, *rows = table_rows(summary, r"\textbf{{{}}}", r"\underline{{{}}}", _for_latex)
+    caption = _for_latex(f"{summary.title}. {summary.caption}")
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
@@ -184,7 +210,7 @@ def comma_separated(summary: Summary) -> str:
     writer.writerow([*records[0], "target"])
     for record in records:
         record |= {"settings": json.dumps(record["settings"]), "seeds": " ".join(map(str, record["seeds"]))}
-        writer.writerow([*record.values(), summary.target])
+        writer.writerow(map(spreadsheet_cell, [*record.values(), summary.target]))
     return text.getvalue()
 
 

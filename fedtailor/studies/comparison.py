@@ -10,12 +10,13 @@ Whoever asked for it writes the table beside them (`reporting.tables.write_table
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, shown, unknown
 from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
@@ -40,6 +41,7 @@ FILE, RUNS = "comparison.toml", "runs.json"
 SEEDS = (0, 1, 2)
 # What differs from a single run: a crash costs one round, and no method wins by a lucky last round.
 DEFAULTS: Settings = {"checkpoint_every": 1, "evaluation": {"choose": "last-5"}}
+MOST_RUNS = 10_000
 TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ in: it makes another method of it
 
 
@@ -103,6 +105,8 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
     complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters"})
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
     comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")))
+    if (runs := len(methods) * len(seeds) * prod(map(len, grid.values()))) > MOST_RUNS:
+        raise FedtailorError(f"The comparison would have {runs:,} runs, more than {MOST_RUNS:,}: ask for fewer.")
     for experiment in comparison.runs().values():  # every value of the grid is looked at
         find_method(experiment.method, experiment.parameters)
     return comparison
@@ -113,16 +117,16 @@ def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
     whole = isinstance(values, list) and values and all(type(value) is kind for value in values)
     if not whole or (kind is int and min(values) < 0):
         what = "methods' names" if kind is str else "whole numbers of at least 0"
-        raise FedtailorError(f"The {name} of a comparison must be a list of {what}, not {values!r}.")
+        raise FedtailorError(f"The {name} of a comparison must be a list of {what}, not {shown(values)}.")
     if twice := [value for value in values if values.count(value) > 1]:
-        raise FedtailorError(f"{twice[0]!r} is named twice among the {name} of the comparison.")
+        raise FedtailorError(f"{shown(twice[0])} is named twice among the {name} of the comparison.")
     return tuple(values)
 
 
 def _target(value: Any) -> float | None:
     """Check a target accuracy."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1):
-        raise FedtailorError(f"The target accuracy is {value!r}, but it must be a number above 0 and at most 1.")
+        raise FedtailorError(f"The target accuracy is {shown(value)}, but it must be a number above 0 and at most 1.")
     return value
 
 
@@ -134,7 +138,7 @@ def _grid(asked: Any, parameters: set[str]) -> dict[str, list[Any]]:
         if name not in parameters and name != TUNING:
             _check_varied(name, parameters)
         if not isinstance(values, list) or not values:
-            raise FedtailorError(f"The grid's {name} must be a list of values, not {values!r}.")
+            raise FedtailorError(f"The grid's {name} must be a list of values, not {shown(values)}.")
     return asked
 
 

@@ -126,6 +126,35 @@ def test_text_labels_keep_their_names(tmp_path: Path) -> None:
     assert load(write_csv(tmp_path, "a,label\n1,v1.0\n2,v1\n")).classes == ("v1", "v1.0")
 
 
+@pytest.mark.parametrize(
+    ("written", "classes", "numbers"),
+    [
+        (["1", "1.0", " 1", "01", "1e0", "+1", "2"], ("1", "2"), [0, 0, 0, 0, 0, 0, 1]),
+        (["-0", "0", "10", "9"], ("0", "9", "10"), [0, 0, 2, 1]),
+        (["007", "8"], ("007", "8"), [0, 1]),
+        (["-1.0", "+3", "-0.0"], ("-1", "0", "3"), [0, 2, 1]),
+        (["9007199254740993", "9007199254740992"], ("9007199254740992", "9007199254740993"), [1, 0]),
+        (["1", "1.0", "one"], ("1", "1.0", "one"), [0, 1, 2]),
+        (["1_2", "12"], ("12", "1_2"), [1, 0]),
+    ],
+)
+def test_labels_are_one_class_however_the_number_is_written(
+    tmp_path: Path, written: list[str], classes: tuple[str, ...], numbers: list[int]
+) -> None:
+    for file in (
+        write_csv(tmp_path, "a,label\n" + "".join(f"1,{label}\n" for label in written)),
+        save(tmp_path, x=np.zeros((len(written), 1)), y=np.array(written)),
+        save(tmp_path, x=np.zeros((len(written), 1)), y=np.array([label.encode() for label in written])),
+    ):
+        data = load(file)
+        assert (data.classes, data.y.tolist()) == (classes, numbers)
+
+
+def test_labels_that_are_floats_are_whole(tmp_path: Path) -> None:
+    data = load(save(tmp_path, x=np.zeros((4, 1)), y=np.array([1.0, -0.0, 0.0, 10.0])))
+    assert (data.classes, data.y.tolist()) == (("0", "1", "10"), [1, 0, 0, 2])
+
+
 def test_csv_columns_can_be_named(tmp_path: Path) -> None:
     file = write_csv(tmp_path, "a,site,diagnosis\n1,x,0.0\n2,y,1.0\n")
     data = load(file, label_column="diagnosis", client_column="site")

@@ -365,3 +365,51 @@ class TestFormats:
         head = markdown(made).splitlines()[2]
         assert head == "| method | loss | bytes in all | samples/s |"
         assert "| ditto | 1.0000 |" in markdown(made)
+
+
+class TestNamesOfStrangers:
+    NAMES = (
+        "=cmd|' /C calc'!A0", "a\x1b]0;owned\x07b", "line\nbreak", "\\", "\\\\ \\hline", "`code`", "中文 é ß α",
+        "<img src=x>",
+        "a|b\\|c", "[x](javascript:1)", "**b** _i_ ~~s~~ $x$ &lt;",
+    )  # fmt: skip
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> Summary:
+        return summarize(
+            [
+                made_up(tmp_path / str(number), "my_lab:A", [[0.1 * number]], parameters={"share": name})
+                for number, name in enumerate(self.NAMES)
+            ]
+        )
+
+    def test_text_has_no_control_characters(self, made: Summary) -> None:
+        text = plain_text(made)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+        assert r"share=a\x1b]0;owned\x07b" in text
+
+    def test_markdown_cells_are_not_left(self, made: Summary) -> None:
+        rows = [line for line in markdown(made).splitlines() if line.startswith("|")]
+        assert len(rows) == len(self.NAMES) + 2
+        cells = [re.sub(r"\\.", "", row) for row in rows]  # escaped characters are text
+        assert len({row.count("|") for row in cells}) == 1
+        named = "".join(row.split("|")[1] for row in cells[2:])
+        assert not re.search(r"[`*\[\]~$]|<\w|&\w+;|\b_i_\b", named)
+        assert not re.search("[\x00-\x09\x0b-\x1f]", "".join(rows))
+        assert "my_lab:A, share=<img" not in "".join(rows)
+
+    def test_latex_is_still_a_table(self, made: Summary) -> None:
+        text = latex(made)
+        body = text.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()
+        assert len(body) == len(self.NAMES)
+        assert all(line.endswith(r" \\") and line.count(r"\\") == 1 for line in body)
+        assert "share=U+4E2DU+6587 é ß U+03B1 &" in text
+        assert r"\textbackslash{}textbackslash" not in text
+        assert not re.search("[\x00-\x09\x0b-\x1f]", text)
+
+    def test_csv_cells_are_no_formulas(self, tmp_path: Path) -> None:
+        made = summarize([made_up(tmp_path / "a", "=my:A", [[0.5]]), made_up(tmp_path / "b", "local", [[0.4]])])
+        rows = list(csv.reader(io.StringIO(comma_separated(made))))
+        assert rows[1][0].startswith("'=my:A")
+        assert not [cell for row in rows for cell in row if cell[:1] in tuple("=+@")]
+        assert any(cell.startswith("-") or cell.startswith("0.") for row in rows[1:] for cell in row)
