@@ -210,6 +210,16 @@ def test_no_flipped_bit_gives_other_numbers(tmp_path: Path, write: Callable[[Pat
         assert found.classes == right.classes
 
 
+def test_a_directory_that_hides_members_is_seen(tmp_path: Path) -> None:
+    """A wrong length of a comment makes the next entries part of it, and Python's zipfile says nothing."""
+    file = small_omniglot(tmp_path)
+    content = bytearray(file.read_bytes())
+    content[content.find(b"PK\x01\x02") + 33] = 255  # the first entry's comment
+    file.write_bytes(content)
+    assert len(zipfile.ZipFile(file).namelist()) == 1
+    assert "truncated or damaged" in refused("omniglot", tmp_path)
+
+
 def test_gzip_with_more_behind_its_end(tmp_path: Path) -> None:
     x, _ = write_mnist(tmp_path / "mnist")
     file = tmp_path / "mnist/t10k-images-idx3-ubyte.gz"
@@ -355,7 +365,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_pickles_that_ask_for_memory_or_nest_deep(tmp_path: Path) -> None:
     files, _, _ = cifar_contents("cifar-100", "python")
     for hostile in (
-        b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"\x80\x02}r\xff\xff\xff\x01.",
         b"\x80\x02" + b"(" * 10**5,
         b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f",
     ):

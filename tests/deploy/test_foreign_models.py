@@ -84,6 +84,14 @@ def test_lines_that_would_hang_or_fill_the_memory(tmp_path: Path, right: Right, 
     assert "not a network of torch.nn's layers" in said or "do not fit together" in said
 
 
+def test_a_line_of_small_layers_that_would_compute_for_hours(tmp_path: Path, right: Right) -> None:
+    slow = "nn.ConstantPad1d(400000, 0.0), nn.MaxPool1d(400000, 1), nn.AdaptiveAvgPool1d(3), nn.Flatten()"
+    layers = f"nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (1, 3)), {slow})"  # 10¹¹ comparisons
+    assert "do not fit together, or one needs too much" in refused(
+        write(tmp_path, {**right[0], "layers": layers}, DENSE)
+    )
+
+
 def test_a_line_may_have_any_simple_layer(tmp_path: Path, right: Right) -> None:
     module = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(8, 3))
     text = expression(module)
