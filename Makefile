@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test bench format clean
+.PHONY: setup run quick test fuzz bench format clean
 
 setup: .venv/ready
 
@@ -27,6 +27,9 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --seed 0 --seconds 600
 
 bench: setup
 	$(BIN)/python -m benchmarks

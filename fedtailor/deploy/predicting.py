@@ -73,6 +73,7 @@ class Predictions:
         return text.getvalue()
 
 
+@isolated()
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
     """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels.
 

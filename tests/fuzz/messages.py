@@ -131,9 +131,3 @@ def fuzz(seed: int, seconds: float) -> dict[str, Any]:
             except Exception:
                 failures.append(f"{kind} of {method}:\n{traceback.format_exc()}")
     return {"counts": dict(counts), "failures": failures}
-
-
-def test_hostile_replies_and_frames_give_sentences() -> None:
-    found = fuzz(seed=1, seconds=5)
-    assert found["failures"] == []
-    assert found["counts"]["rounds"] > 3

@@ -8,7 +8,6 @@ import json
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -23,12 +22,12 @@ import torch
 import fedtailor as ft
 from fedtailor.cli.running import show
 from fedtailor.cli.watching import Watched
-from fedtailor.experiment import write_toml
+from fedtailor.experiment import read_experiment, write_toml
 from fedtailor.files import seal, unseal
 from fedtailor.messages import frame
 from fedtailor.reporting.runs import read_runs
 from fedtailor.server.records import RoundRecord
-from fedtailor.studies.comparison import Comparing, make_comparison, read_comparison
+from fedtailor.studies.comparison import FILE, RUNS, Comparing, make_comparison
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -58,21 +57,27 @@ class Hang(BaseException):
 def fuzz(seed: int, seconds: float) -> dict[str, Any]:
     """Mutate run directories for some seconds.
 
-    Returns the number of `mutants`, of readings that were `refused` in one sentence and that were `read`, and the
-    `faults`: what was mutated, who read it, and the traceback.
+    Returns `counts` of mutants, of readings that were refused in one sentence and that were read, and the `failures`:
+    what was mutated, who read it, and the traceback.
     """
     draw, end = random.Random(seed), time.monotonic() + seconds
-    counts: dict[str, Any] = {"mutants": 0, "refused": 0, "read": 0, "faults": []}
+    counts = {"mutants": 0, "refused": 0, "read": 0}
+    failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder, _quiet():
         made = _make(Path(folder))
         while time.monotonic() < end:
             mutant = Path(folder) / "mutant" / "run"
             shutil.rmtree(mutant.parent, ignore_errors=True)
             shutil.copytree(draw.choice(made), mutant)
-            asked = mutant.parent / "comparison.toml"
+            asked, plan = mutant.parent / FILE, mutant.parent / RUNS
             asked.write_text(COMPARISON, encoding="utf-8")
-            of_comparison = draw.random() < 0.1
-            what = f"comparison: {_lines(asked, draw)}" if of_comparison else mutate(mutant, draw)
+            plan.write_bytes(seal({"runs": {"local": {"directory": "runs/local", "rounds": 3}}}))
+            of_comparison = draw.random() < 0.15
+            if of_comparison:
+                kind, file = draw.choice([(_lines, asked), (_values, plan), (_bytes, plan)])
+                what = f"{file.name}: {kind(file, draw)}"
+            else:
+                what = mutate(mutant, draw)
             counts["mutants"] += 1
             for name, read in (COMPARISON_READERS if of_comparison else READERS).items():
                 try:
@@ -82,10 +87,10 @@ def fuzz(seed: int, seconds: float) -> dict[str, Any]:
                 except ft.FedtailorError as error:
                     counts["refused"] += 1
                     if "\n" in str(error) or len(str(error)) > 1000:
-                        counts["faults"].append(f"{what}, {name}: more than a sentence: {error}")
+                        failures.append(f"{what}, {name}: more than a sentence: {error}")
                 except (Exception, Hang):
-                    counts["faults"].append(f"{what}, {name}:\n{traceback.format_exc()}")
-    return counts
+                    failures.append(f"{what}, {name}:\n{traceback.format_exc()}")
+    return {"counts": counts, "failures": failures}
 
 
 # --- readers ---
@@ -123,7 +128,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 COMPARISON_READERS: dict[str, Callable[[Path], object]] = {
-    "compare": lambda path: Comparing(read_comparison(path.parent), path.parent).todo(),
+    "compare": lambda path: Comparing(make_comparison(read_experiment(path.parent / FILE)), path.parent).todo(),
     "watch": lambda path: Watched(path.parent).look(),
     "report": lambda path: read_runs([path.parent]),
 }
@@ -307,10 +312,3 @@ def _in_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-if __name__ == "__main__":
-    found = fuzz(int(sys.argv[1]), float(sys.argv[2]))
-    for fault in found["faults"]:
-        print(fault, "\n")
-    print({**found, "faults": len(found["faults"])})

@@ -14,7 +14,7 @@ from tests.fuzz.data_files import READERS, fuzz, replay
 def test_files_and_settings_of_strangers_are_read_or_refused() -> None:
     found = fuzz(seed=0, seconds=6)
     assert found["failures"] == []
-    assert all(counts["mutants"] >= 1 for counts in found["readers"].values())
+    assert all(counts["mutants"] >= 1 for counts in found["counts"].values())
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -50,7 +50,7 @@ def test_what_goes_wrong_is_a_failure(monkeypatch: pytest.MonkeyPatch, reader: o
     monkeypatch.setattr(data_files, "READERS", {"mine": reader})
     assert said in replay(0, "mine", 0)
     found = fuzz(seed=0, seconds=0.1)
-    assert found["readers"]["mine"]["refused"] == 0
+    assert found["counts"]["mine"]["refused"] == 0
 
 
 def test_a_mutant_is_made_again() -> None:

@@ -238,6 +238,9 @@ def test_alpha_stops_at_0_in_every_step_and_can_rise_again() -> None:
         def send_all(self, server: Server) -> dict[int, Message]:
             return {0: message}
 
+        def upload_like(self, server: Server, client: int) -> Message:
+            return {**super().upload_like(server, client), "alpha": message["alpha"]}
+
     method, log = watched(Sends, mu=1.0, alpha_lr=1.0)
     data = [(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))]
     how = {"data": data, "model": Flat(), "loss": mean_output, "steps": 4, "batch": "full", "lr": 0.1, **EXACT}
