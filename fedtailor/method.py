@@ -4,6 +4,7 @@ Server and client see each other through messages of named tensors alone. A meth
 client uploads is aggregated; the server's loop does it, and hands single uploads only to methods that declare so.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -97,7 +98,7 @@ class Server:
 
     `initial` is the network's initial vector and `layout` where its parts lie, `n_samples` the number of training
     samples that each client declared when it joined, `per_round` how many take part in a round on average,
-    `participants` who was called this round, `random` this round's random stream.
+    `participants` who was called this round, `random` this round's random stream, `warnings` what was said to the user.
     """
 
     initial: Tensor
@@ -110,6 +111,7 @@ class Server:
     random: torch.Generator = field(default_factory=torch.Generator)
     store: Store = field(default_factory=lambda: Store(None, "server"))
     initialise: Callable[[int], Tensor] | None = None
+    warnings: dict[str, str] = field(default_factory=dict)
 
     @property
     def n_clients(self) -> int:
@@ -132,6 +134,13 @@ class Server:
     def step(self, name: str, gradient: Tensor, lr: float, optimizer: ServerOptimizer = "sgd") -> None:
         """Move the server's tensor `name` along a gradient, by SGD, SGD with momentum, or Adam."""
         server_step(self.state, name, gradient, lr, optimizer)
+
+    def warn(self, about: str, message: str) -> None:
+        """Say something to the user once a run: the first message about each subject is shown as a warning and
+        recorded."""
+        if about not in self.warnings:
+            self.warnings[about] = message
+            warnings.warn(message, stacklevel=2)
 
     def keep(self, client: int, state: State) -> None:
         """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""
