@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
+from fedtailor.schedule import Schedule, value_at
 
 
 class FedACS(Method):
@@ -31,7 +32,8 @@ class FedACS(Method):
     uploads: ClassVar[Uploads] = {"w": Each()}
 
     quantile: float = Field(0.5, ge=0, le=1, description="quantile of the similarities that is the threshold, p")
-    server_step: float = Field(1.0, ge=0, description="step of the server towards the mix, α_k (Eq. 3; 1 is Eq. 4)")
+    server_step: Schedule = Field(1.0, description="step of the server towards the mix, α_k (Eq. 3; 1 is Eq. 4)")
+    client_step: Schedule | None = Field(None, description="step of the clients, β_k; by default the experiment's lr")
     trained_only: bool = Field(False, description="compare and mix the models of clients that have trained alone")
 
     def start(self, server: Server) -> None:
@@ -40,18 +42,20 @@ class FedACS(Method):
         server.state["trained"] = torch.zeros(n, dtype=torch.bool, device="cpu")
 
     def send_all(self, server: Server) -> Mapping[int, Message]:
-        weights = self.weights(server, server.participants) * self.server_step  # Eq. 4 (Eq. 3 with its step)
+        step = value_at(self.server_step, server.round)
+        weights = self.weights(server, server.participants) * step  # Eq. 4 (Eq. 3 with its step)
         for row, client in enumerate(server.participants):
-            weights[row, client] += 1 - self.server_step
+            weights[row, client] += 1 - step
         mixes = server.mixed(weights.to(server.initial), "w")
         return {client: {"u": u} for client, u in zip(server.participants, mixes, strict=True)}
 
     def weights(self, server: Server, clients: list[int]) -> Tensor:
         """Compute the thresholded, normalised scores ŝ_ij of these clients (rows) for all models."""
         S = server.state["S"][clients]
+        apart = 1 - S
         rounding = 32 * torch.finfo(server.initial.dtype).eps  # equal similarities differ in the last bits of 1 − s
-        above = 1 - S < (1 - self.threshold(server)) * (1 - rounding)
-        scores = S.where(above & (S > 0) & self.counted(server), S.new_zeros(()))
+        margin = (1 - self.threshold(server)) * (1 - rounding)
+        scores = S.where((apart < margin) & (S > 0) & self.counted(server), S.new_zeros(()))
         for row, client in enumerate(clients):
             if not scores[row].any():
                 scores[row, client] = 1.0
@@ -68,7 +72,8 @@ class FedACS(Method):
         return server.state["trained"] | (not self.trained_only)
 
     def train(self, client: Client, message: Message) -> Message:
-        client.state["w"] = client.descend(message["u"])  # Eq. 5
+        lr = client.optimizer.lr if self.client_step is None else value_at(self.client_step, client.round)
+        client.state["w"] = client.descend(message["u"], lr=lr)  # Eq. 5
         return {"w": client.state["w"]}
 
     def receive(self, server: Server, total: Total) -> None:
