@@ -98,7 +98,7 @@ class Server:
 
     `initial` is the network's initial vector and `layout` where its parts lie, `n_samples` the number of training
     samples that each client declared when it joined, `per_round` how many take part in a round on average,
-    `participants` who was called this round, `random` this round's random stream.
+    `participants` who was called this round, `random` this round's random stream, `warnings` what was said to the user.
     """
 
     initial: Tensor

@@ -1,6 +1,7 @@
 """The server's side of a method: what it keeps of clients, single uploads as matrices, and what a method declares."""
 
 import re
+import warnings
 from typing import Any, ClassVar
 
 import pytest
@@ -88,6 +89,18 @@ def test_the_servers_step_is_the_shared_one(optimizer: Any) -> None:
         server_step(state, "theta", gradient, 0.1, optimizer)
     assert server.state.keys() == state.keys()
     assert torch.equal(server.state["theta"], state["theta"])
+
+
+def test_the_server_warns_once_of_each_subject() -> None:
+    server = Server(torch.zeros(4), LAYOUT, torch.ones(2), 1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        server.warn("divergence", "It grows.")
+        server.warn("divergence", "It grows still.")
+        server.warn("data", "There are none.")
+    assert [str(warning.message) for warning in said] == ["It grows.", "There are none."]
+    assert said[0].filename == __file__  # where the method warns
+    assert server.warnings == {"divergence": "It grows.", "data": "There are none."}
 
 
 class Declaring(ft.Method):

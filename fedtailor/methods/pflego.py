@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.schedule import Schedule, value_at
 
 
 class PFLEGO(Method):
@@ -34,8 +35,8 @@ class PFLEGO(Method):
     uploads: ClassVar[Uploads] = {"gradient": Mean("samples")}
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
-    head_lr: float = Field(0.1, gt=0, description="learning rate of the first τ−1 steps, β (release: 0.007)")
-    joint_lr: float = Field(1.0, gt=0, description="learning rate of the joint step, ρ (release: 0.003, with Adam)")
+    head_lr: Schedule = Field(0.1, description="learning rate of the first τ−1 steps, β (release: 0.007)")
+    joint_lr: Schedule = Field(1.0, description="learning rate of the joint step, ρ_t (release: 0.003, with Adam)")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the server's optimiser: Eq. 4, or the release's Adam")
     released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
     head_start: Literal["network", "uniform"] = Field(
@@ -51,12 +52,12 @@ class PFLEGO(Method):
     def train(self, client: Client, message: Message) -> Message:
         theta = self.personal_model(client, message)
         if self.inner_steps > 1:  # W_i ← W_i − β ∇ℓ_i, on cached features
-            steps, lr = self.inner_steps - 1, self.head_lr
+            steps, lr = self.inner_steps - 1, value_at(self.head_lr, client.round)
             theta = client.descend(
                 theta, part=client.head, steps=steps, lr=lr, batch=None, momentum=0.0, weight_decay=0.0
             )
         gradient = client.gradient(theta)
-        rate = self.joint_lr / client.participation
+        rate = value_at(self.joint_lr, client.round) / client.participation
         client.state["head"] = theta[client.head] - rate * gradient[client.head]  # Eq. 3
         return {"gradient": gradient[client.body]}
 
@@ -67,7 +68,7 @@ class PFLEGO(Method):
         # The mean is over the participants' samples, Eq. 4 over those of all clients.
         share = 1.0 if self.released_weights else int(total.n_samples.sum()) / int(server.n_samples.sum())
         gradient = server.n_clients / server.per_round * share * total["gradient"]
-        server.step("body", gradient, self.joint_lr, self.optimizer)  # Eq. 4
+        server.step("body", gradient, value_at(self.joint_lr, server.round), self.optimizer)  # Eq. 4
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         head = client.state.get("head")

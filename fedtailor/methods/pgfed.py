@@ -18,6 +18,9 @@ class PGFed(Method):
     five vectors a participant. Names and line numbers are Algorithm 1's: g̃ is `g_tilde`, ḡ is `g_bar`, g⁽¹⁾ is `g1`.
     The personal model is the client's own last trained vector.
 
+    A linear estimate has no lower bound. With a large μ, α_ij and g̃ can feed each other until θ is infinite; the server
+    sees both and warns. Hence the small default of μ.
+
     New clients: the global model. Limits: `mu=0` is FedAvg's training; round 1 is always FedAvg's. Deviation: line 10
     is clamped to α_ij ≥ 0, which the paper demands (Eq. 5) and Algorithm 1 does not ensure.
     """
@@ -31,8 +34,9 @@ class PGFed(Method):
     uploads: ClassVar[Uploads] = {"theta": Mean("samples"), "alpha": Each(), "gradient": Each(), "g1": Each()}
     keeps_model: ClassVar[bool] = True
 
-    mu: float = Field(0.1, ge=0, description="weight of the others' risks, μ")
+    mu: float = Field(0.01, ge=0, description="weight of the others' risks, μ (release: 0.1)")
     alpha_lr: float = Field(0.01, ge=0, description="learning rate of the α_ij, η₂")
+    alpha_max: float | None = Field(None, ge=0, description="ceiling of the α_ij; none by default, as in the paper")
 
     def start(self, server: Server) -> None:
         super().start(server)
@@ -46,13 +50,27 @@ class PGFed(Method):
             return super().send_all(server)  # line 8
         g_bar = self.mu * state["gradients"].mean(0)  # line 11
         common = {"theta": state["theta"], "g_bar": g_bar, "g1": state["g1"]}
-        g_tilde = zip(server.participants, self.g_tilde(server, server.participants), strict=True)  # line 10
-        return {i: {**common, "g_tilde": row, "alpha": state["A"][i, last]} for i, row in g_tilde}
+        g_tilde = self.g_tilde(server, server.participants)  # line 10
+        self.watch(server, g_tilde)
+        rows = zip(server.participants, g_tilde, strict=True)
+        return {i: {**common, "g_tilde": row, "alpha": state["A"][i, last]} for i, row in rows}
 
     def g_tilde(self, server: Server, clients: list[int]) -> Tensor:
         """Compute line 10 for all these clients: μ Σ_j α_ij ∇f_j(θ_j) over j in S_{t−1}, as the rows of a matrix."""
         alpha = server.state["A"][clients][:, server.state["last"]]
         return self.mu * alpha @ server.state["gradients"]
+
+    def watch(self, server: Server, g_tilde: Tensor) -> None:
+        """Warn if an auxiliary gradient is longer than the clients' own: with α_ij = 1/M it has at most μ times their
+        length, and a linear estimate that α makes ever more of has no lower bound."""
+        length = g_tilde.norm(dim=1) / server.state["gradients"].norm(dim=1).mean()
+        if not (length <= 1 + self.mu).all():  # nor if it is not a number
+            server.warn(
+                "divergence",
+                f"Round {server.round}: the auxiliary gradient of PGFed is {length.max():.3g} times as long as the "
+                f"clients' own, and α_ij has grown from {1 / server.per_round:.3g} to {server.state['A'].max():.3g}. "
+                "They feed each other, and the models may become infinite: choose a smaller mu.",
+            )
 
     def train(self, client: Client, message: Message) -> Message:
         theta, alpha = self.update(client, message)
@@ -68,7 +86,7 @@ class PGFed(Method):
         alpha = message["alpha"].clone()
 
         def step(theta: Tensor) -> None:  # after each step of line 8
-            alpha.sub_(self.alpha_lr * (message["g1"] + self.g2(message, theta))).clamp_(min=0)  # line 10
+            alpha.sub_(self.alpha_lr * (message["g1"] + self.g2(message, theta))).clamp_(0, self.alpha_max)  # line 10
 
         correction = self.auxiliary_gradient(client, message["g_tilde"])
         return client.descend(message["theta"], correction=correction, each_step=step), alpha  # lines 4, 7-8

@@ -30,8 +30,7 @@ class PGFedCE(PGFed):
         messages = super().send_all(server)
         if not len(server.state["last"]):
             return messages
-        g_bar = next(message["g_bar"] for message in messages.values())
-        slope = g_bar @ server.state["theta"]
+        slope = self.mu * server.state["gradients"].mean(0) @ server.state["theta"]
         return {i: {**{n: t for n, t in m.items() if n != "g_bar"}, "slope": slope} for i, m in messages.items()}
 
     def train(self, client: Client, message: Message) -> Message:

@@ -174,6 +174,59 @@ def test_proposition_1_the_mean_update_is_the_full_gradient(tau: int, participat
     torch.testing.assert_close(mean_body, -RHO * full, rtol=0, atol=1e-12)
 
 
+# --- falling steps ---
+
+
+class Shift(nn.Module):
+    """A layer that is a point, and how far a sample is from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.point = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * (self.point - x).square().sum(1)
+
+
+class Apart(nn.Module):
+    """½‖θ − c_i‖² + ½‖W_i − d_i‖² for a sample (c_i, d_i): θ is the body, W_i the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Shift(), Shift()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x[:, :2]) + self.head(x[:, 2:])
+
+
+def test_falling_steps_converge_where_a_constant_step_keeps_bouncing() -> None:
+    """Two of six clients take part, so a round's gradient is that of the joint loss only on average. With Σρ_t = ∞ and
+    Σρ_t² < ∞ (Robbins and Monro) θ comes to the joint loss's minimum, Σ a_i c_i; with a constant ρ it does not."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    data = [(point.repeat(1 + i % 3, 1), torch.zeros(1 + i % 3).double()) for i, point in enumerate(points)]
+    n = torch.tensor([1 + i % 3 for i in range(6)]).double()
+    goal = n / n.sum() @ points[:, :2]
+    how: dict[str, Any] = {"data": data, "model": Apart(), "loss": lambda outputs, _: outputs.mean(), "inner_steps": 1}
+    how |= {"rounds": 300, "participation": 2, "evaluation": {"every": 300}, "test": 0.0, "validation": 0.0}
+    away: dict[Any, Tensor] = {}
+    for rho in (0.3, "1.0 / (t + 2)"):
+        loops: list[Loop] = []
+        distances: list[Tensor] = []
+
+        def measure(_: object, loops: list[Loop] = loops, distances: list[Tensor] = distances) -> None:
+            distances.append((loops[0].server.state["body"] - goal).norm())
+
+        ft.run(
+            "pflego", joint_lr=rho, on_start=loops.append, on_round=measure, dtype="float64", engine="in-process", **how
+        )
+        away[rho] = torch.stack(distances)
+    constant, falling = away.values()
+    assert constant[200:].mean() > 0.8 * constant[20:60].mean() > 0.1
+    assert falling[200:].mean() < 0.5 * falling[20:60].mean()
+    assert falling[200:].mean() < 0.2 * constant[200:].mean()
+
+
 # --- limit cases ---
 
 

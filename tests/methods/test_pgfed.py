@@ -3,6 +3,8 @@
 The slow version is written from the paper's Algorithm 1: loops over i and j, float64, plain autograd.
 """
 
+import re
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,6 +19,7 @@ from fedtailor.method import Client, Message, Server
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.methods.pgfed_ce import PGFedCE
 from fedtailor.methods.pgfedmo import PGFedMo
+from fedtailor.presets import presets
 from tests.helpers import Quadratic, assert_same, final, mean_output, quadratic_clients
 from tests.methods.problems import (
     EXACT,
@@ -252,6 +255,77 @@ def test_alpha_stops_at_0_in_every_step_and_can_rise_again() -> None:
     close(log.up[1, 0]["alpha"], torch.tensor([alpha], dtype=torch.float64))
 
 
+def warned_of(result: ft.RunResult) -> dict[str, str]:
+    return result.simulation.server.warnings
+
+
+@pytest.mark.parametrize(("method", "mu"), [("pgfed", 1.5), ("pgfedmo", 2.0)])
+def test_divergence_is_seen_long_before_the_models_are_infinite(method: str, mu: float) -> None:
+    """The linear estimates of quadratics are unbounded below: with a large η₂, α and g̃ feed each other. The one warning
+    comes while the model is where it belongs, ten rounds or more before the run breaks off."""
+    kind, log = watched(KINDS[method], mu=mu, alpha_lr=1.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(ft.FedtailorError, match="NaN or infinite"):
+            on_quadratics(kind, rounds=60, on_failure="stop")
+    (message,) = [str(one.message) for one in said]
+    found = re.fullmatch(
+        r"Round (\d+): the auxiliary gradient of PGFed is \S+ times as long .* from 0.5 to (\S+)\. .* a smaller mu\.",
+        message,
+    )
+    assert found is not None
+    first, lengths = int(found[1]), {number: state["theta"].norm() for number, state in log.server.items()}
+    assert max(lengths.values()) > 1e6
+    assert lengths[first - 1] < 2
+    assert max(lengths) - first >= 10
+    assert f"{log.server[first - 1]['A'].max():.3g}" == found[2]
+
+
+def test_a_ceiling_of_alpha_keeps_the_models_finite() -> None:
+    """Where they become infinite without one; as the slow version has it, which clamps each step to [0, ceiling]."""
+    parameters: dict[str, Any] = {"mu": 1.5, "alpha_lr": 1.0, "alpha_max": 0.6}
+    method, log = watched(PGFed, **parameters)
+    result, problem = on_quadratics(method, rounds=60)
+    slow = SlowPGFed(problem, who(result), lr=result.experiment.lr, **parameters)
+    slow.run()
+    close(log.server[60]["theta"], slow.models[-1])
+    close(log.server[60]["A"], slow.matrices[-1])
+    assert log.server[60]["A"].max() == 0.6
+    assert log.server[60]["theta"].norm() < 2
+
+
+def test_mu_is_the_releases_in_the_presets_alone() -> None:
+    """With 0.1 a run on Fashion-MNIST diverges (the page has the figures)."""
+    assert PGFed().mu == PGFedMo().mu == PGFedCE().mu == 0.01
+    rows = [row for preset in presets().values() for row in preset.rows if row.method in KINDS]
+    assert {row.method for row in rows} == set(KINDS)
+    assert all(row.settings["parameters"]["mu"] == 0.1 for row in rows)
+
+
+@each_kind
+def test_a_stable_run_gives_no_warning(method: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, _ = on_quadratics(KINDS[method](mu=0.6, alpha_lr=0.1), rounds=60)
+        network = ft.run(method, **{**SMALL, "rounds": 20})
+    assert warned_of(result) == warned_of(network) == {}
+
+
+def test_a_large_mu_alone_gives_no_warning() -> None:
+    """g̃ has at most μ times the length of the clients' gradients as long as α is what it was at the start."""
+    data, _, _ = quadratic_clients(4, 3)
+    how = {"data": data, "model": Quadratic(3), "loss": mean_output, "batch": "full", "lr": 0.001, **EXACT}
+    result = ft.run(PGFed(mu=20.0, alpha_lr=0.0), rounds=3, steps=1, **how)
+    assert warned_of(result) == {}
+
+
+@each_kind
+def test_a_round_without_participants_is_skipped(method: str) -> None:
+    result = ft.run(method, **{**SMALL, "participation": "independent:0.2", "rounds": 12, "seed": 3})
+    empty = [number for number, participants in enumerate(who(result), 1) if not participants]
+    assert any(number > 1 and who(result)[number - 2] for number in empty)
+
+
 @each_kind
 def test_round_1_is_fedavgs(method: str) -> None:
     how = {**SMALL, **MOMENTUM, "rounds": 1}
@@ -409,7 +483,7 @@ def test_pgfed_ce_has_no_momentum_of_the_auxiliary_gradient() -> None:
 def test_the_change_of_a_is_recorded_with_its_correlations() -> None:
     """Figure 3: column averages (help given) and row averages (help needed) against the clients' samples."""
     result = ft.run(
-        "pgfed", data="digits", clients=6, partition="quantity:1", rounds=4, participation=3, mu=0.5, alpha_lr=0.1,
+        "pgfed", data="digits", clients=6, partition="quantity:1", rounds=4, participation=3, mu=0.1, alpha_lr=0.1,
         model="mlp:16", engine="in-process",
     )  # fmt: skip
     shown = result.observed(4)

@@ -34,11 +34,16 @@ def p_quantile(S: list[list[float]], p: float) -> float:
     return entries[low] + (place - low) * (entries[high] - entries[low])
 
 
-def mix(models: Sequence[Tensor], S: list[list[float]], i: int, p: float) -> Tensor:
-    """Eq. 4; negative similarities count as none, and where nothing is above δ, the own model is kept."""
-    delta, total, found = p_quantile(S, p), 0.0, torch.zeros_like(models[i])
+def mix(models: Sequence[Tensor], S: list[list[float]], i: int, p: float, counted: set[int] | None = None) -> Tensor:
+    """Eq. 4; negative similarities count as none, and where nothing is above δ, the own model is kept. `counted` are
+    the clients whose models count (None: all)."""
+    counted = set(range(len(models))) if counted is None else counted
+    if not counted:
+        return models[i]
+    delta = p_quantile([[S[j][k] for k in counted] for j in counted], p)
+    total, found = 0.0, torch.zeros_like(models[i])
     for j, model in enumerate(models):
-        if S[i][j] > delta and S[i][j] > 0:
+        if j in counted and S[i][j] > delta and S[i][j] > 0:
             total += S[i][j]
             found = found + S[i][j] * model
     return found / total if total else models[i]
@@ -53,6 +58,7 @@ class SlowFedACS:
     quantile: float
     lr: float
     server_step: float = 1.0
+    trained_only: bool = False
     momentum: float = 0.0  # kept from round to round
     models: list[Tensor] = field(default_factory=list)  # every client's w_i in the end
     matrices: list[Tensor] = field(default_factory=list)  # S after each round
@@ -63,10 +69,11 @@ class SlowFedACS:
         self.models = [self.problem.initial.clone() for _ in self.problem.samples]
         velocity: dict[int, Tensor] = {}
         S = similarities(self.models)
+        counted = set[int]() if self.trained_only else set(range(len(self.models)))
         for number, participants in enumerate(self.rounds, 1):
             ends = {}
             for i in participants:
-                away = self.models[i] - mix(self.models, S, i, self.quantile)
+                away = self.models[i] - mix(self.models, S, i, self.quantile, counted)
                 u = self.models[i] - self.server_step * away  # Eq. 3
                 w, speed = u.clone(), velocity.get(i, torch.zeros_like(u))
                 for batch in self.problem.order(number, i):  # Eq. 5
@@ -75,6 +82,7 @@ class SlowFedACS:
                 self.started[number, i], ends[i], velocity[i] = u, w, speed
             for i, w in ends.items():
                 self.models[i] = w
+                counted.add(i)
             S = similarities(self.models)
             self.matrices.append(torch.tensor(S, dtype=torch.float64))
-            self.thresholds.append(p_quantile(S, self.quantile))
+            self.thresholds.append(p_quantile([[S[i][j] for j in counted] for i in counted], self.quantile))

@@ -22,6 +22,7 @@ class SlowPGFed:
     keep_momentum: bool = False
     weight_decay: float = 0.0
     missing: Collection[tuple[int, int]] = ()
+    alpha_max: float = float("inf")
     models: list[Tensor] = field(default_factory=list)  # θ_glob after each round
     matrices: list[Tensor] = field(default_factory=list)  # A after each round
     gradients: list[dict[int, Tensor]] = field(default_factory=list)  # ∇f_i of each round's participants
@@ -50,7 +51,7 @@ class SlowPGFed:
                     theta = theta - self.lr * speed
                     second = self.second(bar, theta, glob)
                     for j, (first, _) in before.items():
-                        A[i][j] = max(0.0, A[i][j] - self.alpha_lr * (first + second))
+                        A[i][j] = min(self.alpha_max, max(0.0, A[i][j] - self.alpha_lr * (first + second)))
                 value, gradient = self.problem.slope(i, theta)
                 gradient = self.uploaded(number, i, gradient, glob, theta, new)
                 now[i] = (self.mu * (value - float(gradient @ theta)), gradient)
