@@ -17,6 +17,7 @@ from fedtailor.cli.display import (
     plain_table,
     progress_bars,
     results_table,
+    setup_lines,
     visible,
 )
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
@@ -79,6 +80,8 @@ def run(
         _interrupted(None)
     from fedtailor.runs import run_prepared
 
+    for line in setup_lines(prepared):
+        out.print(line, highlight=False, soft_wrap=True)
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, ready, path in zip(experiments, prepared, paths, strict=True):

@@ -7,7 +7,7 @@ runs/              a run directory for each method, choice of settings and seed
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -33,6 +33,7 @@ from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import Plain, Record
+from fedtailor.simulation import Prepared
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 
@@ -206,10 +207,12 @@ class Comparing:
         """List the runs that are not finished yet."""
         return {title: run for title, run in self.runs.items() if done(self.path(title)) is None}
 
-    def begin(self, todo: Mapping[str, Experiment]) -> None:
-        """Check all runs before the first one begins, and write the question down."""
+    def begin(self, todo: Mapping[str, Experiment], look: Callable[[Prepared], None] | None = None) -> None:
+        """Check all runs before the first one begins, and write the question down. `look` is shown each of them."""
         for experiment in todo.values():
-            self._prepared.prepare(experiment)
+            prepared = self._prepared.prepare(experiment)
+            if look:
+                look(prepared)
         make_directory(self.out)
         directories = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
         runs = {title: {"directory": directories[title], "rounds": run.rounds} for title, run in self.runs.items()}

@@ -660,3 +660,13 @@ class TestPipes:
         assert "\r" not in text
         assert text.startswith("digits, 2 of 2 rounds, seed 0")
         assert text.endswith("Recorded in runs/fedavg-digits-1\n")
+
+
+def test_a_run_begins_with_body_head_and_what_leaves_a_client(call: Call) -> None:
+    text = done(call("run", "local", "pgfed", *SMALL))
+    assert "body 1 (Linear), " in text
+    assert "; head 3 (Linear), " in text
+    assert "\nlocal: a client uploads nothing.\n" in text
+    assert "\npgfed: a client uploads theta (mean by samples), alpha (each client's own), gradient (each" in text
+    compared = done(call("compare", "local", "fedper", *SMALL, "--seeds", "0", "--out", "compared"))
+    assert "\nfedper: a client uploads body (mean by samples).\n" in compared
