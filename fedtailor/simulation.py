@@ -5,7 +5,8 @@ Every check that needs no round is made here, before the first file is written.
 
 import copy
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -353,23 +354,25 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
 
 def create(path: Path, prepared: Prepared) -> Simulation:
     """Make a run directory and its simulation."""
-    return _locked(RunDirectory.create(path, prepared.experiment, prepared.data, prepared.terms.fingerprint), prepared)
+    directory = RunDirectory.create(path, prepared.experiment, prepared.data, prepared.terms.fingerprint)
+    with _unlocked_on_failure(directory):
+        return Simulation(prepared, directory)
 
 
 def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
     """Open the simulation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
-    directory.check_links()
-    prepared = prepare(experiment, objects)
-    directory.check(prepared.data, prepared.terms.fingerprint)
     directory.lock()
-    return _locked(directory, prepared)
-
-
-def _locked(directory: RunDirectory, prepared: Prepared) -> Simulation:
-    """Make the simulation of a directory that is locked; the lock does not outlive a failure."""
-    try:
+    with _unlocked_on_failure(directory):
+        prepared = prepare(experiment, objects)
+        directory.check(prepared.data, prepared.terms.fingerprint)
         return Simulation(prepared, directory)
+
+
+@contextmanager
+def _unlocked_on_failure(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         directory.unlock()
         raise

@@ -216,17 +216,27 @@ def test_a_directory_that_is_not_ours_is_not_removed(tmp_path: Path) -> None:
     assert (work.path(title) / "thesis.tex").read_text() == "mine"
 
 
-def test_pipes_and_directories_are_not_read(run: Path) -> None:
-    for name in ("rounds.jsonl", "partition.json", "result.json", "experiment.toml"):
-        content = (run / name).read_bytes()
-        (run / name).unlink()
+def test_pipes_and_directories_are_not_read(half: Path) -> None:
+    """Of a pipe we would wait for ever, or take it for an empty file."""
+    for name in ("rounds.jsonl", "clients.jsonl", "partition.json", "about.json", "experiment.toml"):
+        content = (half / name).read_bytes()
+        (half / name).unlink()
         for make in (os.mkfifo, os.mkdir):
-            make(run / name)
+            make(half / name)
             with pytest.raises(ft.FedtailorError, match=name.replace(".", r"\.")):
-                ft.load(run)
-            (run / name).rmdir() if make is os.mkdir else (run / name).unlink()
-        (run / name).write_bytes(content)
-    ft.load(run)
+                ft.load(half)
+            (half / name).rmdir() if make is os.mkdir else (half / name).unlink()
+        (half / name).write_bytes(content)
+    ft.load(half)
+
+
+def test_looking_into_a_run_that_was_killed_before_its_first_checkpoint_makes_nothing(tmp_path: Path) -> None:
+    killed_while_writing("server-round-0", lambda: ft.run(METHOD, out=tmp_path / "run", **SMALL))
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ft.FedtailorError, match="has no finished round to take a model from"):
+        ft.export(tmp_path / "run", to=tmp_path / "models")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # --- damage ---
