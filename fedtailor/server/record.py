@@ -113,13 +113,12 @@ class RunDirectory:
             if is_beginning(self.path) and any(self.path.iterdir()):
                 raise FedtailorError(f"The run in {self.path} was stopped before it began: start it again.")
             raise FedtailorError(f"{self.path} is not a run directory: it has no experiment.toml and partition.json.")
-        about = self.about()
+        made = make_experiment(self.about().experiment)  # a setting that is newer than the run has its default
         found = make_experiment(read_experiment(self.path / "experiment.toml"))
-        rounds = about.experiment.get("rounds")
-        self.behind = isinstance(rounds, int) and found.rounds < rounds
+        self.behind = found.rounds < made.rounds
         if self.behind:
-            found = found.model_copy(update={"rounds": rounds})
-        if (edited := first_difference(about.experiment, deciding_settings(found))) is not None:
+            found = found.model_copy(update={"rounds": made.rounds})
+        if (edited := first_difference(deciding_settings(made), deciding_settings(found))) is not None:
             name, before, after = edited
             instead = "use `fedtailor resume --rounds`" if name == "rounds" else "start a new run for another one"
             raise FedtailorError(

@@ -452,6 +452,13 @@ def test_the_versions_that_made_a_run_are_recorded_and_another_one_is_said(half:
         check_whole(ft.resume(half))
 
 
+def test_a_setting_that_is_newer_than_the_run_has_its_default(half: Path) -> None:
+    about = json.loads((half / "about.json").read_text())
+    del about["experiment"]["keep_momentum"]
+    rewrite(half / "about.json", experiment=about["experiment"])
+    check_whole(ft.resume(half))
+
+
 def test_another_format_is_refused(half: Path) -> None:
     rewrite(half / "about.json", format=FORMAT + 1, versions={"fedtailor": "9.0"})
     for look in (ft.load, ft.resume):
