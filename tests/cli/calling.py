@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,12 @@ from fedtailor.cli import display, main
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command left behind: its exit code, and what it wrote where."""
+    """What a command left behind: its exit code, what it wrote where, and what it said of the setup of a run first."""
 
     code: int
     out: str
     err: str
+    setup: str = field(default="", compare=False)
 
 
 Call = Callable[..., Answer]
@@ -45,7 +46,10 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         except SystemExit as exit:
             code = exit.code
         assert code is None or isinstance(code, int)
-        return Answer(code or 0, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        setup = re.match(r"(Network .+; head .+\.\n)?(\S+: a client uploads .+\.\n)*", out)
+        assert setup is not None
+        return Answer(code or 0, out[setup.end() :], err, setup[0])
 
     yield called
     signal.signal(signal.SIGTERM, handler)

@@ -653,20 +653,22 @@ class TestHelp:
 
 
 class TestPipes:
-    def test_output_into_a_pipe_is_the_table_alone(self, tmp_path: Path) -> None:
+    def test_output_into_a_pipe_is_the_setup_and_the_table_alone(self, tmp_path: Path) -> None:
         words = ("-m", "fedtailor", "run", "fedavg", *map(str, SMALL))
         text = done(subprocess_answer(*words, cwd=tmp_path))
         assert "\x1b" not in text
         assert "\r" not in text
-        assert text.startswith("digits, 2 of 2 rounds, seed 0")
+        assert text.startswith("Network mlp: body 1 (Linear), ")
+        assert text.splitlines()[2].startswith("digits, 2 of 2 rounds, seed 0")
         assert text.endswith("Recorded in runs/fedavg-digits-1\n")
 
 
 def test_a_run_begins_with_body_head_and_what_leaves_a_client(call: Call) -> None:
-    text = done(call("run", "local", "pgfed", *SMALL))
-    assert "body 1 (Linear), " in text
-    assert "; head 3 (Linear), " in text
-    assert "\nlocal: a client uploads nothing.\n" in text
-    assert "\npgfed: a client uploads theta (mean by samples), alpha (each client's own), gradient (each" in text
-    compared = done(call("compare", "local", "fedper", *SMALL, "--seeds", "0", "--out", "compared"))
+    said = call("run", "local", "pgfed", *SMALL).setup
+    assert "Network mlp: body 1 (Linear), 13,000 numbers; head 3 (Linear), 2,010 numbers.\n" in said
+    assert "\nlocal: a client uploads nothing.\n" in said
+    assert "\npgfed: a client uploads theta (mean by samples), alpha (each client's own), gradient (each" in said
+    compared = call("compare", "local", "fedper", *SMALL, "--head", "1", "--seeds", "0", "--out", "compared").setup
     assert "\nfedper: a client uploads body (mean by samples).\n" in compared
+    whole = call("run", "fedper", *SMALL, "--head", "2").setup
+    assert "Network mlp: body empty, 0 numbers; head 1 (Linear), 3 (Linear), 15,010 numbers.\n" in whole

@@ -141,7 +141,7 @@ def test_only_what_was_asked_for_goes_on_in_a_comparison(foreign: Call) -> None:
     file = path / "experiment.toml"
     file.write_text(file.read_text().replace('"local"', '"tests_foreign:Mine"').replace("rounds = 2", "rounds = 3"))
     answer = foreign("compare", "local", *SMALL, "--seeds", "0", "--out", "plain")
-    assert "names code of its own (method tests_foreign:Mine)" in answer.err
+    assert "experiment.toml was edited: method is tests_foreign:Mine, but the run was made with local" in answer.err
     assert not Path("it-ran").exists()
 
 

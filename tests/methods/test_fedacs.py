@@ -429,7 +429,7 @@ def test_with_steps_of_falling_length_the_gradient_vanishes() -> None:
     module.theta.data = torch.tensor([2.0, -1.0, 1.5])
     how = {"data": data, "model": module, "loss": mean_output, "steps": 1, "batch": "full", **EXACT}
     method = Fixed(server_step="0.8 / (t + 2)^0.75", client_step="1 / (t + 2)^0.75")
-    result = ft.run(method, rounds=300, evaluation={"every": 300}, **how)
+    result = ft.run(method, rounds=300, **how)
     W = module.theta.detach().double().expand(4, 3).clone()
     least = []
     for k in range(1, 3001):

@@ -28,7 +28,15 @@ def network(bias: bool = True) -> nn.Module:
 
 
 def run_skewed(method: str, data: list[Any], **settings: Any) -> ft.RunResult:
-    defaults = {"model": network(), "dtype": "float64", "test": 0.0, "validation": 0.0, "batch": "full", "lr": 0.3}
+    defaults = {
+        "model": network(),
+        "dtype": "float64",
+        "test": 0.0,
+        "validation": 0.0,
+        "batch": "full",
+        "lr": 0.3,
+        "evaluation": {"every": 0},
+    }
     return ft.run(method, data=data, engine="in-process", **{**defaults, **settings})
 
 

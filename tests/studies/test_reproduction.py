@@ -151,7 +151,7 @@ def test_domains_are_groups_of_clients(tmp_path: Path) -> None:
 def test_equal_experiments_are_one_run_whatever_runs_them() -> None:
     one = make_experiment({"method": "pgfed", **SMALL})
     assert run_name(one) == run_name(one.model_copy(update={"workers": 7, "states": "disk"}))
-    assert run_name(one) == run_name(one.model_copy(update={"parameters": {"mu": 0.1}}))  # the default
+    assert run_name(one) == run_name(one.model_copy(update={"parameters": {"mu": 0.01}}))  # the default
     assert run_name(one) != run_name(one.model_copy(update={"parameters": {"mu": 0.2}}))
     assert run_name(one) != run_name(one.model_copy(update={"rounds": 4}))
 
