@@ -171,6 +171,7 @@ class Reply:
     version: int = NEVER  # of the state that the client now has
     measured: list[Measured] = field(default_factory=list)
     bytes_up: int = 0  # of the upload, as the server counts them
+    differentiated: int = 0  # samples of which the gradient was computed: the cost of the work, whatever the machine
     seconds: float = 0.0
     error: str = ""
     cause: BaseException | None = None

@@ -137,6 +137,7 @@ def descend(
         x = chain.begin(x) if chain is not None else x
         for chosen in batches(len(x), settings, stream, x.device):
             xs, ys = take(x, chosen), take(y, chosen)
+            network.differentiated += len(xs) if function is network.module else 0  # a head on features is cheap
             if chain is not None:
                 chain.differentiate(xs, ys, loss)
             else:
@@ -155,6 +156,7 @@ def descend(
 def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_loss) -> Tensor:
     """Compute the gradient of a batch's loss, or of another objective, at `theta`."""
     network = _at(theta, batch)
+    network.differentiated += len(batch.x)
     chain = chain_of(network, network.module, batch.x) if objective is plain_loss else None
     if chain is not None:
         with torch.no_grad():
@@ -167,6 +169,7 @@ def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_los
 def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
     """Compute ∇²f(θ) times a direction, exactly: the gradient of ⟨∇f(θ), direction⟩."""
     network = _at(theta, batch)
+    network.differentiated += 2 * len(batch.x)
     parameters = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
     network.gradient.copy_(direction)
     directions = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
@@ -218,6 +221,7 @@ def mean_gradient(network: Network, theta: Tensor, x: Tensor, y: Tensor, loss: L
     network.vector.copy_(theta)
     network.module.eval()
     network.gradient.zero_()
+    network.differentiated += len(x)
     total = torch.zeros((), device=theta.device, dtype=theta.dtype)
     for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
         value = loss(network(xs), ys) * (len(xs) / len(x))

@@ -51,6 +51,7 @@ class Network:
         self.gradient = torch.zeros_like(self.vector)
         self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
         self.hooks_seen = -1
+        self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
         places: dict[str, slice] = {}
         self._buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
@@ -118,6 +119,7 @@ class Network:
         with torch.no_grad():
             self.vector.copy_(vector)
             self.gradient.zero_()
+        self.differentiated = 0
         self.reset_constants()
 
     def reset_constants(self) -> None:

@@ -47,6 +47,8 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
             cost.append(("speed-up", lambda line: "–" if line.speed_up is None else f"{_short(line.speed_up)}×"))
         cost.append((f"bytes to {reached}", lambda line: _bytes(line.bytes_to_target)))
     cost.append(("bytes in all", lambda line: _bytes(line.bytes)))
+    if any(line.passes for line in lines):
+        cost.append(("passes a round", lambda line: "–" if line.passes is None else _short(line.passes)))
     cost.append(("samples/s", lambda line: _rate(line.samples_per_second)))
     return result, cost
 

@@ -130,6 +130,7 @@ class Loop:
             warnings={about: self.server.warnings[about] for about in self.server.warnings if about not in known},
             bytes_down=sum(down.values()),
             bytes_up=sum(up.values()),
+            differentiated=sum(reply.differentiated for reply in replies.values()),
             seconds=round(time.perf_counter() - begin, 4),
         )
         self._record(record, ClientsRecord(round=number, results=measured, bytes_down=down, bytes_up=up))

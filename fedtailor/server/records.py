@@ -80,6 +80,7 @@ class RoundRecord(Averages):
     warnings: dict[str, str] = field(default_factory=dict)
     bytes_down: Count
     bytes_up: Count
+    differentiated: Count = 0  # samples of which the participants computed the gradient
     seconds: float
 
     @property

@@ -101,6 +101,7 @@ class Sites:
             if terms.debug:
                 raise wrote
             reply, state = Reply(request.clients, error=str(wrote), cause=wrote), {}
+        reply.differentiated = terms.network.differentiated
         reply.seconds = time.perf_counter() - begin
         return reply, state
 

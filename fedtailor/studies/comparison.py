@@ -262,7 +262,7 @@ class PlannedRun(Record):
 class Plan(Record):
     """All runs of a comparison, by title."""
 
-    runs: dict[str, PlannedRun]
+    runs: Annotated[dict[str, PlannedRun], Field(min_length=1)]
 
 
 def planned_runs(path: Path) -> dict[Path, tuple[str, int]]:

@@ -43,6 +43,14 @@ def samples_per_second(result: RunResult) -> float | None:
     return total / seconds if seconds else None
 
 
+def passes(result: RunResult) -> float | None:
+    """Count how often a participant computes the gradient of each of its training samples in a round, on average: the
+    local epochs, and whatever a method does beside them. None if nobody took part."""
+    sizes = [sum(row) for row in result.partition["train"]]
+    seen = sum(sizes[c] for record in result.rounds for c in record.participants if c not in record.failed)
+    return sum(record.differentiated for record in result.rounds) / seen if seen else None
+
+
 def until(result: RunResult, target: float) -> tuple[int, int] | None:
     """Find the first round in which the clients called so far reach the target on average, and the bytes sent until its
     end; None if there is none.

@@ -20,6 +20,7 @@ from fedtailor.studies.measures import (
     client_accuracies,
     holm,
     individual_gains,
+    passes,
     samples_per_second,
     until,
     wilcoxon,
@@ -44,6 +45,7 @@ class Line:
     worst_decile: float | None
     rounds_to_target: float | None  # mean over seeds; None if a seed does not reach it
     bytes_to_target: float | None
+    passes: float | None  # over a participant's training samples in a round, mean over seeds
     samples_per_second: float | None
     bytes: float  # up and down, mean over seeds
     failed: float  # clients that failed in some round, mean over seeds
@@ -228,6 +230,7 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         worst_decile=_mean(record.accuracy_worst_decile if record else None for record in chosen),
         rounds_to_target=_mean(pair and pair[0] for pair in reached),
         bytes_to_target=_mean(pair and pair[1] for pair in reached),
+        passes=_mean(passes(result) for result in results),
         samples_per_second=_mean(samples_per_second(result) for result in results),
         bytes=fmean(sum(record.bytes for record in result.rounds) for result in results),
         failed=fmean(len(result.failures) for result in results),
@@ -354,6 +357,8 @@ def _sentences(summary: Summary) -> Iterable[str]:
         )
         whose = "mean accuracy of the clients called so far" if partly else "accuracy"
         yield f"Rounds and bytes until the {whose} is {100 * summary.target:g} %, mean over seeds{slowest}."
+    if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
+        yield "Passes: how often a participant computes the gradient of each training sample in a round."
     yield from _about_the_test(summary)
 
 
