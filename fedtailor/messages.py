@@ -94,7 +94,7 @@ def unframe(content: bytes, what: str, **expected: str | int) -> State:
         if start < 8 + len(MARK) or _checked(memoryview(content), start)[1] != content[start : start + DIGITS]:
             raise ValueError("its checksum does not fit")
         tensors: State = load(content)
-        header: dict[str, Any] = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedtailor"])
+        header: dict[str, Any] = dict(json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedtailor"]))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FedtailorError(f"{what} cannot be read: {error}.") from None
     for name, value in expected.items():

@@ -1,4 +1,4 @@
-"""What a run directory records: types with named fields, written as JSON, and checked when they are read.
+"""The records of a run directory: types with named fields, written as JSON, and checked when they are read.
 
 Reading is strict: a number is a finite one, and a whole one where it counts something. Unknown fields are left out.
 """

@@ -261,7 +261,7 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
     return replace(
         line,
         gain=fmean(fmean(gained) for gained in gains),
-        gain_std=fmean(pstdev(gained) for gained in gains),
+        gain_std=fmean(pstdev(gained) for gained in gains) if max(map(len, gains)) > 1 else None,
         losing=fmean(sum(gain < 0 for gain in gained) for gained in gains),
         clients=round(fmean(map(len, gains))),
     )
