@@ -115,7 +115,7 @@ def test_nothing_else_crosses() -> None:
     assert [field.name for field in fields(EvaluateShared)] == ["round", "client", "message", "version", "others"]
     for kind in (Evaluate, Personal, Adapt):
         assert fields(kind) == fields(Request)
-    reply = ["clients", "upload", "version", "measured", "bytes_up", "seconds", "error", "cause"]
+    reply = ["clients", "upload", "version", "measured", "bytes_up", "differentiated", "seconds", "error", "cause"]
     assert [field.name for field in fields(Reply)] == reply
     assert [field.name for field in fields(Declaration)] == ["name", "n_samples", "n_classes", "fingerprint"]
 
