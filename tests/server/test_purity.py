@@ -162,7 +162,7 @@ def test_buffers_are_no_part_of_the_models_geometry() -> None:
     parameters = torch.ones(len(run.server.initial), dtype=torch.bool)
     for place in run.server.layout.buffers:
         parameters[place] = False
-    vectors = torch.stack([run.state_of(c)["w"][parameters] for c in range(4)])
+    vectors = torch.stack([run.state_of(c)["w"][parameters] for c in range(4)]).double()
     cosines = nn.functional.normalize(vectors) @ nn.functional.normalize(vectors).T
     torch.testing.assert_close(run.server.state["S"], cosines.fill_diagonal_(1), rtol=1e-4, atol=1e-5)
     cheap = ft.run("pgfed-ce", **settings).simulation.server
