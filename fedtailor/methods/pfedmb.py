@@ -18,9 +18,9 @@ class PFedMB(Method):
     The weights n_i α_lb of Eq. 5 are an upload, of which the server sees the sum alone.
 
     No special layers are needed: the mix θ runs through one ordinary pass, and ∂/∂α_lb = ⟨g_l, W_lb⟩, ∂/∂W_lb = α_lb
-    g_l. As all branches of a layer move along the same g_l, Eq. 4 is a descent of θ alone with its steps scaled by
-    Σ_b α_lb², from which the branches follow at the end: the cost hardly grows with their number. (Weight decay is
-    that of the mix θ.)
+    g_l. As all branches of a layer move along the same g_l, Eq. 4 is a descent of θ alone with the rate η_W Σ_b α_lb²,
+    from which the branches follow at the end: the cost hardly grows with their number. By default η_W is lr / Σ_b
+    α_lb², so that θ descends with the experiment's lr whatever α is. (Weight decay is that of the mix θ.)
 
     New clients: the equal mix of all branches. Limits: `branches=1` is FedAvg; equal, fixed α (`alpha_lr=0`) is FedAvg
     on each branch.
@@ -41,7 +41,7 @@ class PFedMB(Method):
     branch_lr: float | None = Field(
         None,
         gt=0,
-        description="learning rate of the branches, η_W; by default lr × B: a branch's gradient has the factor α",
+        description="learning rate of the branches, η_W; by default lr / Σ_b α_lb²: their mix then has the rate lr",
     )
     per_layer: bool = Field(True, description="weights of its own for each layer, or one set for all layers")
     alpha_weighted: bool = Field(True, description="average branches by samples and α (Eq. 5), or by samples (Eq. 6)")
@@ -66,8 +66,10 @@ class PFedMB(Method):
         client.state["alpha"] = alpha
         theta = mix(alpha, W, slices)
         squares = alpha.square().sum(1)
-        rate = self.branch_lr or client.optimizer.lr * self.branches
-        trained = client.descend(theta, scale=client.layout.spread(squares), lr=rate)  # line 20, Eq. 4
+        if self.branch_lr is None:
+            trained = client.descend(theta)  # line 20, Eq. 4 with η_W = lr / Σ_b α_lb²
+        else:
+            trained = client.descend(theta, scale=client.layout.spread(squares), lr=self.branch_lr)
         branches = W.clone()
         for share, square, layer in zip(alpha, squares, slices, strict=True):
             ratio = (share / square)[:, None]

@@ -113,10 +113,9 @@ def test_agrees_with_a_second_implementation(options: dict[str, Any], layers: La
         as_branches(states[0]["W"], layers),
         **{
             "alpha_lr": 0.2,
-            **{name: value for name, value in options.items() if name not in ("branches", "branch_lr")},
+            **{name: value for name, value in options.items() if name != "branches"},
         },
-        **{name: TINY[name] for name in ("seed", "epochs", "batch")},
-        lr=options.get("branch_lr", TINY["lr"] * B),
+        **{name: TINY[name] for name in ("seed", "epochs", "batch", "lr")},
     )
     for record, state in zip(result.rounds, states[1:], strict=True):
         slow.round(record.round, record.participants)
@@ -187,6 +186,33 @@ def test_the_chain_rule_for_the_branches_is_autograds_through_explicit_branches(
     assert torch.equal(reply["alpha"], alpha)
     unused = slice(7 * 65, 7 * 65 + 6 * 8)  # the second layer of branch 0
     assert torch.equal(reply["W"][0, unused], W[0, unused])
+
+
+def test_the_mix_descends_with_the_experiments_rate_whatever_alpha_is() -> None:
+    """One step of Eq. 4 moves θ_l = Σ_b α_lb W_lb by −lr · g_l: with equal α, with all of α on one branch, and between.
+    (η_W = lr × B would give the second B times that.)"""
+    result, states = run_tiny(branches=4, steps=1, batch="full", alpha_lr=0.0)
+    W, alpha = states[-1]["W"], some_alpha(3, 4)
+    alpha[0], alpha[1] = torch.full((4,), 0.25), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    x, y = result.data.client(1).train
+    leaves = [unflatten(row, MLP) for row in W]
+    mix = [
+        {name: sum(alpha[layer][b] * leaves[b][layer][name] for b in range(4)) for name in ("weight", "bias")}
+        for layer in range(3)
+    ]
+    tensors = [tensor.requires_grad_() for piece in mix for tensor in piece.values()]
+    outputs = x
+    for layer, piece in zip(MLP, mix, strict=True):
+        outputs = layer(outputs, piece)
+        outputs = outputs.relu() if layer.relu else outputs
+    gradients = torch.autograd.grad(functional.cross_entropy(outputs, y), tensors)
+    before = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    expected = before - TINY["lr"] * torch.cat([gradient.flatten() for gradient in gradients])
+    after = trained_once(result, 1, alpha, W)["W"]
+    sizes = [7 * 65, 6 * 8, 10 * 7]
+    pieces = [share @ part for share, part in zip(alpha, after.split(sizes, dim=1), strict=True)]
+    torch.testing.assert_close(torch.cat(pieces), expected, rtol=0, atol=1e-12)
+    assert (expected - before).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
@@ -380,8 +406,8 @@ class FromTheMean(FedAvg):
 @pytest.mark.parametrize("alpha_weighted", [True, False])
 def test_equal_and_fixed_alpha_is_fedavg_on_each_branch(branch_lr: float | None, alpha_weighted: bool) -> None:
     """The sense in which it holds: the gradient of every branch is that of their mean θ̄ (with the factor α = 1/B), not
-    its own. So θ̄ is FedAvg from the mean of the first values with the rate η_W Σ_b α_b² = η_W / B (which is lr by
-    default), every branch moves by what θ̄ moves by, and the server's average of each branch is FedAvg's."""
+    its own. So θ̄ is FedAvg from the mean of the first values with the rate η_W Σ_b α_b² = η_W / B (by default lr,
+    whatever α is), every branch moves by what θ̄ moves by, and the server's average of each branch is FedAvg's."""
     options = {"branches": 4, "alpha_lr": 0.0, "branch_lr": branch_lr, "alpha_weighted": alpha_weighted}
     _, states = run_tiny(**options)
     _, average = run_tiny(method=FromTheMean(), lr=branch_lr / 4 if branch_lr else TINY["lr"])

@@ -156,7 +156,8 @@ def average(W: list[Branches], alpha: list[Tensor], n: list[int], before: Branch
 
 @dataclass
 class SlowPFedMB:
-    """Algorithm 1 on these clients. The settings are those of the run; `lr` is the rate of the branches, η_W."""
+    """Algorithm 1 on these clients. The settings are those of the run; `branch_lr` is the rate of the branches, η_W, by
+    default lr / Σ_b α_lb² for each layer."""
 
     layers: Layers
     data: list[tuple[Tensor, Tensor]]
@@ -166,6 +167,7 @@ class SlowPFedMB:
     seed: int
     epochs: int
     batch: int
+    branch_lr: float | None = None
     per_layer: bool = True
     alpha_weighted: bool = True
     momentum: float = 0.0
@@ -220,7 +222,10 @@ class SlowPFedMB:
                         assert gradient is not None
                         key = (number_of_layer, b, name)
                         velocity[key] = self.momentum * velocity.get(key, torch.zeros_like(gradient)) + gradient
-                        tensors[name] = tensors[name].detach() - self.lr * velocity[key]
+                        rate = self.branch_lr
+                        if rate is None:
+                            rate = self.lr / sum(float(share) ** 2 for share in row_of(alpha, number_of_layer))
+                        tensors[name] = tensors[name].detach() - rate * velocity[key]
         # Buffers are no weights: a client has one set of them, which all its branches get.
         W = [
             [{name: buffers.get(name, tensor) for name, tensor in tensors.items()} for tensors in branches]
