@@ -63,11 +63,11 @@ class PGFed(Method):
     def watch(self, server: Server, g_tilde: Tensor) -> None:
         """Warn if an auxiliary gradient is longer than the clients' own: with α_ij = 1/M it has at most μ times their
         length, and a linear estimate that α makes ever more of has no lower bound."""
-        length = g_tilde.norm(dim=1) / server.state["gradients"].norm(dim=1).mean()
-        if not (length <= 1 + self.mu).all():  # nor if it is not a number
+        lengths, own = g_tilde.norm(dim=1), server.state["gradients"].norm(dim=1).mean()
+        if not (lengths <= (1 + self.mu) * own).all():  # nor if it is not a number
             server.warn(
                 "divergence",
-                f"Round {server.round}: the auxiliary gradient of PGFed is {length.max():.3g} times as long as the "
+                f"Round {server.round}: PGFed's auxiliary gradient is {lengths.max() / own:.3g} times as long as the "
                 f"clients' own, and α_ij has grown from {1 / server.per_round:.3g} to {server.state['A'].max():.3g}. "
                 "They feed each other, and the models may become infinite: choose a smaller mu.",
             )

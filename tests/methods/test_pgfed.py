@@ -270,7 +270,7 @@ def test_divergence_is_seen_long_before_the_models_are_infinite(method: str, mu:
             on_quadratics(kind, rounds=60, on_failure="stop")
     (message,) = [str(one.message) for one in said]
     found = re.fullmatch(
-        r"Round (\d+): the auxiliary gradient of PGFed is \S+ times as long .* from 0.5 to (\S+)\. .* a smaller mu\.",
+        r"Round (\d+): PGFed's auxiliary gradient is \S+ times as long .* from 0.5 to (\S+)\. .* a smaller mu\.",
         message,
     )
     assert found is not None
