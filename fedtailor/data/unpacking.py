@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, shown
 
 LIMIT = "FEDTAILOR_DATA_LIMIT"  # the environment variable, in GB
 ASSUMED = 16e9  # bytes of memory, where the system does not say
@@ -21,8 +21,9 @@ MANY_ENTRIES = 65_535  # stands for this number of members, or more
 
 
 def damaged(path: str | Path, why: str = "it is truncated or damaged") -> FedtailorError:
-    """Make the error for a file that cannot be read."""
-    return FedtailorError(f"The file {path} cannot be read: {why}; get or make it anew.")
+    """Make the error for a file that cannot be read. It may be a member of an archive, with a name of anybody's."""
+    name = str(path) if str(path).isprintable() else shown(str(path), 200)
+    return FedtailorError(f"The file {name} cannot be read: {why}; get or make it anew.")
 
 
 @contextmanager

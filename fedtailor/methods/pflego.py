@@ -36,7 +36,7 @@ class PFLEGO(Method):
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
     head_lr: Schedule = Field(0.1, description="learning rate of the first τ−1 steps, β (release: 0.007)")
-    joint_lr: Schedule = Field(1.0, description="learning rate of the joint step, ρ_t (release: 0.003, with Adam)")
+    joint_lr: Schedule = Field(0.1, description="learning rate of the joint step, ρ_t (release: 0.003, with Adam)")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the server's optimiser: Eq. 4, or the release's Adam")
     released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
     head_start: Literal["network", "uniform"] = Field(
