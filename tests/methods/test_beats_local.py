@@ -11,7 +11,6 @@ import pytest
 
 import fedtailor as ft
 
-
 # PFLEGO's default rate is one that larger inputs bear, too; digits bear ten times that.
 PARAMETERS = {"pflego": {"joint_lr": 1.0}}
 
