@@ -275,7 +275,7 @@ def deciding_settings(experiment: Experiment) -> dict[str, Any]:
 
 def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str, str] | None:
     """The first setting in which two differ, with both values in words; None if they are the same."""
-    there, here = dict(_flat(before)), dict(_flat(after))
+    there, here = dict(flat(before)), dict(flat(after))
     for name in (*here, *there):
         if there.get(name) != here.get(name):
             one, other = ("not set" if value is None else str(value) for value in (there.get(name), here.get(name)))
@@ -283,11 +283,11 @@ def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
     return None
 
 
-def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+def flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
     """Yield all settings, those of sections as `section.name`."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{inside}{name}.")
+            yield from flat(value, f"{inside}{name}.")
         else:
             yield inside + name, value
 

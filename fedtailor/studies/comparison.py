@@ -7,7 +7,7 @@ runs/              a run directory for each method, choice of settings and seed
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -21,6 +21,7 @@ from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
     Experiment,
+    flat,
     in_sections,
     make_experiment,
     merged,
@@ -178,7 +179,7 @@ class Comparing:
             return
         if not planned_runs(self.out).keys() <= {self.path(title) for title in self.runs}:
             before = read_experiment(self.out / FILE)  # as it was written: its methods may be anybody's code
-            raise self._not_extended(dict(_flat(before)), dict(_flat(self.comparison.written())))
+            raise self._not_extended(dict(flat(before)), dict(flat(self.comparison.written())))
 
     def _not_extended(self, before: Settings, now: Settings) -> FedtailorError:
         """Name what keeps this comparison from being an extension of the one that is there."""
@@ -272,12 +273,3 @@ def planned_runs(path: Path) -> dict[Path, tuple[str, int]]:
         return {}
     plan = read_sealed(path / RUNS, Plan.from_json)
     return {path / run.directory: (title, run.rounds) for title, run in plan.runs.items()}
-
-
-def _flat(settings: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all settings, those of sections as `section.name`."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{inside}{name}.")
-        else:
-            yield inside + name, value
