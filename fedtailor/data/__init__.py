@@ -2,7 +2,8 @@
 
 from fedtailor.data.arrays import from_list
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.federated import ClientData, FederatedData, federate
+from fedtailor.data.federated import ClientData, FederatedData
+from fedtailor.data.federating import federate
 from fedtailor.data.info import DataInfo, data_dir, found
 from fedtailor.data.loading import catalogue, load
 from fedtailor.data.partitions import partitions_catalogue

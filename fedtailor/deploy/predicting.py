@@ -13,7 +13,8 @@ from torch import Tensor
 from fedtailor.data import Dataset
 from fedtailor.data.arrays import as_array, as_features
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
-from fedtailor.data.federated import SPLITS, as_inputs
+from fedtailor.data.federated import SPLITS
+from fedtailor.data.federating import as_inputs
 from fedtailor.data.info import data_dir as find_data_dir
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown

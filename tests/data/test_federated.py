@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset, FederatedData, federate, load
-from fedtailor.data.federated import as_inputs
+from fedtailor.data.federating import as_inputs
 from fedtailor.errors import FedtailorError
 
 from .files import toy

@@ -1,0 +1,234 @@
+"""From a data set to a federation: its samples partitioned among clients, and each client's split into parts."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.data.dataset import TRAIN, Dataset
+from fedtailor.data.federated import FederatedData
+from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
+from fedtailor.data.splits import official_parts, random_sides, thin
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.local.streams import numpy_stream
+
+MOST_COUNTS = 20_000_000  # clients × classes
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    partition: str = "dirichlet:0.3",
+    clients: int | None = None,
+    seed: int = 0,
+    test: float = 0.2,
+    validation: float = 0.1,
+    split: Literal["merge", "official"] = "merge",
+    min_samples: int = 10,
+    max_train: int | None = None,
+    new_clients: int = 0,
+    pixels: Literal["unit", "signed"] = "unit",
+    labels: Literal["shared", "own"] = "shared",
+    dtype: torch.dtype = torch.float32,
+) -> FederatedData:
+    """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
+
+    `labels="own"` numbers each client's classes 0, 1, … anew: client 3's class 0 is then another than client 4's.
+
+    `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
+    `split="official"` keeps it, and takes `validation` off the training part where the authors have none.
+    """
+    _check_options(test, validation, split, min_samples, max_train, pixels, seed)
+    units, first = _units(dataset)
+    official = split == "official"
+    parts = official_parts(dataset, first, validation, seed) if official else np.zeros_like(first)
+    _check_table(dataset, partition, clients, labels)
+    client, names = _clients(dataset, first, parts, partition, clients, min_samples, seed)
+    if not 0 <= new_clients < len(names):
+        raise FedtailorError(
+            f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
+        )
+    client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
+    side = parts if official else random_sides(client, len(names), test, validation, seed)
+    client, side = client[units], side[units]
+    if max_train is not None:
+        client = thin(client, side, len(names), max_train, seed)
+    bounds, order = _layout(client, side, names, dataset.name)
+    federated = FederatedData(
+        name=dataset.name,
+        x=as_inputs(dataset.x[order], pixels, dtype),
+        y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
+        bounds=bounds,
+        classes=dataset.classes,
+        names=names,
+        new=frozenset(range(len(names) - new_clients, len(names))),
+    )
+    return _own_labels(federated) if labels == "own" else federated
+
+
+def _new_last(
+    client: Ints, names: tuple[str, ...], new_clients: int, seed: int, renumbered: bool
+) -> tuple[Ints, tuple[str, ...]]:
+    """Choose the new clients at random and put them behind the others, so that the training clients are 0, 1, …"""
+    new = set(numpy_stream(seed, "partition", "new").permutation(len(names))[:new_clients].tolist())
+    order = [c for c in range(len(names)) if c not in new] + sorted(new)
+    position = np.full(len(names) + 1, -1, dtype=np.int64)  # the last entry serves -1: no client
+    position[order] = np.arange(len(names))
+    return position[client], names if renumbered else tuple(names[c] for c in order)
+
+
+def _own_labels(data: FederatedData) -> FederatedData:
+    """Number each client's classes from 0, in their order."""
+    if not data.classes:
+        raise FedtailorError("Labels of the clients' own need classes: these targets are numbers.")
+    y, own = data.y.clone(), []
+    for start, _, _, end in data.bounds.tolist():
+        present, y[start:end] = torch.unique(data.y[start:end], return_inverse=True)
+        own.append(tuple(data.classes[number] for number in present.tolist()))
+    counts = tuple(map(len, own))
+    return replace(data, y=y, classes=tuple(map(str, range(max(counts)))), own_classes=counts, own_names=tuple(own))
+
+
+def _check_options(
+    test: float,
+    validation: float,
+    split: str,
+    min_samples: int,
+    max_train: int | None,
+    pixels: str,
+    seed: int,
+) -> None:
+    if split not in ("merge", "official"):
+        raise unknown("split", split, ("merge", "official"))
+    if pixels not in ("unit", "signed"):
+        raise unknown("pixel range", pixels, ("unit", "signed"))
+    if not (test >= 0 and validation >= 0 and test + validation < 1):
+        raise FedtailorError(
+            f"A test fraction of {test} and a validation fraction of {validation} leave nothing to train on: "
+            "give fractions from 0 that sum to less than 1."
+        )
+    if min_samples < 0 or seed < 0:
+        raise FedtailorError(f"min_samples ({min_samples}) and seed ({seed}) must not be negative: give 0 or more.")
+    if max_train is not None and max_train < 1:
+        raise FedtailorError(f"max_train is {max_train}, but each client needs a training sample: give 1 or more.")
+
+
+def _check_table(dataset: Dataset, partition: str, clients: int | None, labels: str) -> None:
+    """Refuse so many clients and classes that a table of their samples does not fit in memory."""
+    n_clients = len(dataset.client_names) if partition == NATURAL else clients or 20
+    n_classes = 1 if partition == NATURAL and labels == "own" else len(dataset.classes)
+    if n_clients * n_classes > MOST_COUNTS:
+        raise FedtailorError(
+            f"The data set {dataset.name!r} has {n_classes} classes for {n_clients} clients, more than can be counted: "
+            "check which columns hold the labels and the clients."
+        )
+
+
+def _units(dataset: Dataset) -> tuple[Ints, Ints]:
+    """Find the units of a partition, groups or single samples: each sample's unit, each unit's first sample."""
+    if dataset.group is None:
+        each = np.arange(len(dataset))
+        return each, each
+    _, first, units = np.unique(dataset.group.numpy(), return_index=True, return_inverse=True)
+    return units, first
+
+
+def _clients(
+    dataset: Dataset,
+    first: Ints,
+    parts: Ints,
+    partition: str,
+    clients: int | None,
+    min_samples: int,
+    seed: int,
+) -> tuple[Ints, tuple[str, ...]]:
+    """Assign each unit to a client; return the clients, and their names."""
+    if partition == NATURAL:
+        if dataset.client is None:
+            raise FedtailorError(f"The data set {dataset.name!r} names no clients: choose another partition.")
+        known = len(dataset.client_names)
+        if clients not in (None, known):
+            raise FedtailorError(
+                f"The data set {dataset.name!r} has {known} natural clients, not {clients}: leave --clients out, or "
+                "choose another --partition."
+            )
+        return dataset.client.numpy()[first], dataset.client_names
+    clients = 20 if clients is None else clients
+    parse(partition.removeprefix(WITHIN))
+    if clients < 1:
+        raise FedtailorError(f"{clients} clients were asked for: a federation needs at least 1.")
+    if max(min_samples, 1) * clients > len(first):
+        raise FedtailorError(
+            f"The data set {dataset.name!r} has {len(first)} samples, too few for {clients} clients "
+            f"with at least {max(min_samples, 1)} each: ask for fewer clients or a smaller --min-samples."
+        )
+    labels = dataset.y.numpy()[first]
+    if partition.startswith(WITHIN):
+        return _within(dataset, first, labels, parts, partition, clients, min_samples, seed)
+    drawn = draw(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)
+    return drawn, tuple(map(str, range(clients)))
+
+
+def _within(
+    dataset: Dataset,
+    first: Ints,
+    labels: Ints,
+    parts: Ints,
+    partition: str,
+    clients: int,
+    min_samples: int,
+    seed: int,
+) -> tuple[Ints, tuple[str, ...]]:
+    """Partition the samples of each natural client (a domain, say) among equally many clients."""
+    if dataset.client is None:
+        raise FedtailorError(f"The data set {dataset.name!r} names no clients: leave {WITHIN!r} out of the partition.")
+    domains = dataset.client_names
+    if clients % len(domains):
+        raise FedtailorError(
+            f"The partition {partition!r} needs a multiple of the {len(domains)} clients that the data set "
+            f"{dataset.name!r} names, not {clients}."
+        )
+    each = clients // len(domains)
+    client = np.full(len(first), -1, dtype=np.int64)
+    of_domain = dataset.client.numpy()[first]
+    for domain in range(len(domains)):
+        mine = np.flatnonzero(of_domain == domain)
+        spec = partition.removeprefix(WITHIN)
+        drawn = draw(labels[mine], len(dataset.classes), parts[mine], spec, each, min_samples, seed, domain)
+        client[mine] = np.where(drawn < 0, -1, drawn + domain * each)
+    return client, tuple(f"{name}-{number}" for name in domains for number in range(each))
+
+
+def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tuple[Tensor, Tensor]:
+    """Compute the bounds of all clients, and the order of the samples that makes them slices."""
+    order = np.lexsort((side, client))
+    order = order[client[order] >= 0]
+    counts = np.zeros((len(names), 3), dtype=np.int64)
+    np.add.at(counts, (client[order], side[order]), 1)
+    if not counts[:, TRAIN].all():
+        empty = names[int(np.argmin(counts[:, TRAIN]))]
+        raise FedtailorError(
+            f"Client {empty!r} of {name!r} has no training sample: leave it out, or choose another split or partition."
+        )
+    ends = np.cumsum(counts).reshape(counts.shape)
+    starts = ends[:, :1] - counts[:, :1]
+    return torch.from_numpy(np.hstack([starts, ends])), torch.from_numpy(order)
+
+
+def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
+    """Convert samples to a network's inputs: pixels scaled, images with the channels last in memory (faster on a CPU).
+
+    Images are copied in any case: so the strides are those of channels_last with one channel too, or convolutions
+    would take a slower way.
+    """
+    if x.ndim == 4:
+        x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+    if x.dtype != torch.uint8:
+        inputs = x.to(dtype)
+        if dtype.itemsize < x.dtype.itemsize and not torch.isfinite(inputs).all():
+            raise FedtailorError("Some features are too large for float32: scale them, or compute in float64.")
+        return inputs
+    x = x.to(dtype).div_(255)
+    return x.mul_(2).sub_(1) if pixels == "signed" else x
