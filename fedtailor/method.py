@@ -21,6 +21,11 @@ from fedtailor.local.optimizer import ServerOptimizer, server_step
 from fedtailor.messages import Message, State
 from fedtailor.store import Store
 
+# What a method refuses that takes (x − y) / `client.path_length()` for the mean gradient of a descent from x to y.
+PATH_OF_SGD = {
+    "optimizer": "it computes gradients from the path of SGD",
+    "clip": "it computes gradients from the path of SGD, which clipping bends",
+}
 BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
 __all__ = ["Batch", "Client", "Each", "Layout", "Mean", "Message", "Method", "Server", "State", "Total", "Uploads"]
@@ -193,6 +198,7 @@ class Method(BaseModel):
     personal_head: ClassVar[bool] = False  # where labels are per client, its head has only its own outputs
     uploads: ClassVar[Uploads] = {"theta": Mean("samples")}  # what leaves a client, and how it is aggregated
     keeps_model: ClassVar[bool] = False  # a client that has trained predicts from its own state, without the broadcast
+    refuses: ClassVar[Mapping[str, str]] = {}  # settings of the experiment that must keep their default, and why
 
     # --- at the server ---
 

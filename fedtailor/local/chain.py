@@ -143,6 +143,8 @@ def chain_of(network: Network, function: nn.Module, x: Tensor) -> Chain | None:
 
     It is found once and kept at the network. Hooks are looked for again only after one was registered anywhere.
     """
+    if network.autocast:  # it is autograd's to know what is computed in which precision
+        return None
     key = (function is network.module, x.dim(), x.device.type)
     if key not in network.chains:
         network.chains[key] = find_chain(function, x)

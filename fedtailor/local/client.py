@@ -28,7 +28,7 @@ from fedtailor.local.descent import (
 from fedtailor.local.layout import Layout
 from fedtailor.local.metrics import outputs
 from fedtailor.local.network import Loss, Network
-from fedtailor.local.optimizer import OptimizerSettings, sgd_step
+from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
 from fedtailor.messages import State
 
@@ -52,9 +52,10 @@ class Client:
     """One client at work in one round.
 
     `state` is private, persists from round to round and holds named tensors only. `initial` is the network's initial
-    vector, which every client can make from the experiment's seed without a message. `optimizer` has the experiment's
-    settings of the local descent. `participation` is the share of the clients that take part in a round on average,
-    r/I.
+    vector, which every client can make from the experiment's seed without a message. `loss_function` is the loss that
+    is trained, with label smoothing and class weights. `optimizer` has the experiment's settings of the local descent,
+    and this round's factor of the learning rate. `participation` is the share of the clients that take part in a round
+    on average, r/I.
     """
 
     id: int
@@ -69,7 +70,9 @@ class Client:
     optimizer: OptimizerSettings
     keep_momentum: bool = False
     participation: float = 1.0
-    _velocities: State = field(default_factory=dict, init=False)  # each copy of a client has its own
+    # Each copy of a client has its own:
+    _moments: dict[str, State] = field(default_factory=dict, init=False)  # what `step` remembers of each model
+    _factor: float | None = field(default=None, init=False)  # of the learning rate, in the present step of `batches`
 
     @property
     def n_samples(self) -> int:
@@ -93,20 +96,32 @@ class Client:
     def head(self) -> slice:
         return self.layout.head
 
+    @property
+    def lr(self) -> float:
+        """The learning rate now: the experiment's by this round's factor and, in `batches`, by the step's."""
+        return self.optimizer.lr * (self.optimizer.factor if self._factor is None else self._factor)
+
     def fresh(self) -> Self:
-        """Copy the client without its state and round: what the copy computes is the same in all rounds."""
-        return replace(self, round=0, state={})
+        """Copy the client without its state and round: what the copy computes is the same in all rounds.
+
+        Its learning rate is the experiment's own, without a round's factor.
+        """
+        return replace(self, round=0, state={}, optimizer=replace(self.optimizer, factor=1.0))
 
     def path_length(self, warm: bool = False) -> float:
-        """Compute the length of one descent along a constant gradient of length 1.
+        """Compute the length of one descent of SGD along a constant gradient of length 1.
 
-        After a descent from x to y, (x − y) / length is the mean gradient along the path. The length is η K and, with
-        momentum m, η (K − Σ m^k) / (1 − m), as a velocity has yet to build up; unless the client is `warm`: it then
-        begins with the velocity of its last round.
+        After a descent from x to y, (x − y) / length is the mean gradient along the path. The length is Σ η_k over the
+        steps k = 1 … K and, with momentum m, Σ η_k (1 − m^k) / (1 − m), as a velocity has yet to build up; unless the
+        client is `warm`: it then begins with the velocity of its last round.
         """
-        m, steps = self.optimizer.momentum, self.n_steps
-        lost = 0.0 if warm else m * (1 - m**steps) / (1 - m)
-        return self.optimizer.lr * (steps - lost) / (1 - m)
+        straight = self.optimizer.lr * sum(self.optimizer.factors(self.n_steps))
+        return (straight - (0.0 if warm else self.carried_length())) / (1 - self.optimizer.momentum)
+
+    def carried_length(self) -> float:
+        """Compute how far one descent of SGD leads by a velocity of length 1 that it begins with, Σ η_k m^k."""
+        m, factors = self.optimizer.momentum, self.optimizer.factors(self.n_steps)
+        return self.optimizer.lr * sum(factor * m**k for k, factor in enumerate(factors, 1))
 
     def stream(self, purpose: str, every_round: bool = True) -> torch.Generator:
         """Return the client's random stream for a purpose: another one every round, or always the same."""
@@ -127,19 +142,16 @@ class Client:
     ) -> Tensor:
         """Descend from `theta` on the training samples, with the experiment's settings or those given here.
 
-        `correction` is added to every gradient (a vector, or a function of the present one), `scale` multiplies it,
-        `part` trains a slice alone, `each_step` is called with the present vector after each step. `objective` is a
-        function of a `Batch` in place of its loss.
+        `correction` is added to every gradient (a vector, or a function of the present one), `scale` is a learning
+        rate of its own for every entry, `part` trains a slice alone, `each_step` is called with the present vector
+        after each step. `objective` is a function of a `Batch` in place of its loss.
 
         Two descents of one round see the same batches in the same order unless their `purpose` differs: so two models
         are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client apart where
         momentum is kept from round to round.
         """
         chosen = replace(self.optimizer, **settings)
-        velocity = None
-        if self.keep_momentum and chosen.momentum:
-            velocity = self.state.setdefault(f"momentum/{name}", torch.zeros_like(theta))
-            velocity = velocity[part] if part else velocity
+        moments = self.moments(name, theta, chosen) if self.keep_momentum else {}
         return descend(
             self.network,
             theta,
@@ -150,7 +162,7 @@ class Client:
             correction=correction,
             scale=scale,
             part=part,
-            velocity=velocity,
+            moments={moment: tensor[part] for moment, tensor in moments.items()} if part else moments,
             each_step=each_step,
             objective=objective,
         )
@@ -160,24 +172,35 @@ class Client:
 
         With `gradient(theta, batch)` and `step(theta, gradient)` they come to the same as `descend`.
         """
-        x, y = self.train_data
-        stream = self._begin(purpose)
-        for chosen in batches(len(x), replace(self.optimizer, **settings), stream, x.device):
-            yield Batch(self.network, self.loss_function, take(x, chosen), take(y, chosen), chosen)
+        (x, y), chosen = self.train_data, replace(self.optimizer, **settings)
+        stream, factors = self._begin(purpose), chosen.factors(step_count(len(x), chosen))
+        try:
+            for indices, self._factor in zip(batches(len(x), chosen, stream, x.device), factors, strict=True):
+                yield Batch(self.network, self.loss_function, take(x, indices), take(y, indices), indices)
+        finally:
+            self._factor = None
 
     def step(self, theta: Tensor, gradient: Tensor, *, lr: float | None = None, name: str = "theta") -> Tensor:
-        """Take one step along a gradient, with the experiment's rate (or `lr`), momentum and weight decay.
+        """Take one step along a gradient, with the experiment's optimiser, at its rate or at `lr`.
 
-        BatchNorm's buffers are those of the last pass. `name` tells the models of one client apart.
+        Either is multiplied by the factors of the experiment's schedules, in the step that `batches` is at. BatchNorm's
+        buffers are those of the last pass. `name` tells the models of one client apart.
         """
         chosen = self.optimizer if lr is None else replace(self.optimizer, lr=lr)
-        velocities, key = self.state if self.keep_momentum else self._velocities, f"momentum/{name}"
-        theta, before = theta.clone(), velocities.get(key)
-        gradient = gradient.clone() if chosen.weight_decay else gradient  # only then is it overwritten
-        velocity = sgd_step(theta, gradient, None if before is None else before.clone(), chosen)
-        if velocity is not None:
-            velocities[key] = velocity
+        theta, factor = theta.clone(), chosen.factor if self._factor is None else self._factor
+        gradient = gradient.clone() if chosen.clip is None else self.layout.without_buffers(gradient.clone())
+        optimizer_step(theta, gradient, self.moments(name, theta, chosen), chosen, factor)
         return self.layout.copy_buffers(theta, self.network.vector)
+
+    def moments(self, name: str, like: Tensor, settings: OptimizerSettings | None = None) -> State:
+        """Get what the optimiser remembers of the model `name`: momentum, or Adam's mean, square and steps.
+
+        Updated in place, they are kept in the state where momentum is kept, and else begin anew in every round.
+        """
+        if not self.keep_momentum:
+            return self._moments.setdefault(name, {})
+        needed = (settings or self.optimizer).moments
+        return {moment: self.state.setdefault(f"{moment}/{name}", torch.zeros_like(like)) for moment in needed}
 
     def _begin(self, purpose: str) -> torch.Generator:
         """Begin this round's stream for a purpose, and the one of the network's own draws."""

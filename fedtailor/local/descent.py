@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedtailor.errors import FedtailorError
 from fedtailor.local.chain import chain_of
 from fedtailor.local.network import BATCH_NORM, Loss, Network
-from fedtailor.local.optimizer import OptimizerSettings, sgd_step
+from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
+from fedtailor.messages import State
 
 Correction = Tensor | Callable[[Tensor], Tensor]
 
@@ -111,17 +112,16 @@ def descend(
     correction: Correction | None = None,
     scale: Tensor | None = None,
     part: slice | None = None,
-    velocity: Tensor | None = None,
+    moments: State | None = None,
     each_step: Callable[[Tensor], None] | None = None,
     objective: Objective | None = None,
 ) -> Tensor:
     """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
 
-    `correction` is added to every gradient: a constant vector, or a function of the present one. `scale` multiplies
-    the sum, as a learning rate of its own for every entry. `part` restricts the steps to a slice (all these vectors
-    then have its length); the head alone trains on features that are computed once. `velocity` is the momentum to
-    begin with, updated in place. `each_step` is called after every step with the present vector. `objective` stands
-    for the plain loss of a batch.
+    `correction` is added to every gradient: a constant vector, or a function of the present one. `scale` is a learning
+    rate of its own for every entry. `part` restricts the steps to a slice (all these vectors then have its length);
+    the head alone trains on features that are computed once. `moments` is what the optimiser remembers, updated in
+    place. `each_step` is called after every step with the present vector. `objective` stands for the loss of a batch.
     """
     part = part or slice(0, network.layout.size)
     network.vector.copy_(theta)
@@ -133,21 +133,22 @@ def descend(
     vector, gradient = network.vector[part], network.gradient[part]
     inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
     chain = chain_of(network, function, x) if objective is None else None
+    moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
     with torch.no_grad():
         x = chain.begin(x) if chain is not None else x
-        for chosen in batches(len(x), settings, stream, x.device):
+        for chosen, factor in zip(batches(len(x), settings, stream, x.device), factors, strict=True):
             xs, ys = take(x, chosen), take(y, chosen)
             network.differentiated += len(xs) if function is network.module else 0  # a head on features is cheap
             if chain is not None:
                 chain.differentiate(xs, ys, loss)
             else:
                 network.gradient.zero_()
-                with torch.enable_grad():
+                with torch.enable_grad(), network.precision():
                     value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
                 value.backward()
             if correction is not None:
                 gradient.add_(correction(vector) if callable(correction) else correction)
-            velocity = sgd_step(vector, gradient, velocity, settings, scale, inside)
+            optimizer_step(vector, gradient, moments, settings, factor, scale, inside)
             if each_step is not None:
                 each_step(vector)
     return network.vector.clone()
@@ -162,7 +163,9 @@ def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_los
         with torch.no_grad():
             chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
     else:
-        objective(batch).backward()
+        with network.precision():
+            value = objective(batch)
+        value.backward()
     return network.gradient.clone()
 
 
@@ -174,7 +177,9 @@ def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
     network.gradient.copy_(direction)
     directions = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
     network.gradient.zero_()
-    gradients = torch.autograd.grad(batch.loss, parameters, create_graph=True)
+    with network.precision():
+        loss = batch.loss
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
     assert isinstance(slope, Tensor)
     slope.backward()
@@ -211,8 +216,9 @@ def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Modu
 @torch.no_grad()
 def frozen_features(network: Network, x: Tensor) -> Tensor | None:
     """Compute the features of all samples; None if the network has no cut between body and head."""
-    pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
-    found = [piece for piece in pieces if piece is not None]
+    with network.precision():
+        pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
+    found = [piece.to(network.vector.dtype) for piece in pieces if piece is not None]
     return torch.cat(found) if len(found) == len(pieces) else None
 
 
@@ -224,7 +230,8 @@ def mean_gradient(network: Network, theta: Tensor, x: Tensor, y: Tensor, loss: L
     network.differentiated += len(x)
     total = torch.zeros((), device=theta.device, dtype=theta.dtype)
     for xs, ys in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
-        value = loss(network(xs), ys) * (len(xs) / len(x))
+        with network.precision():
+            value = loss(network(xs), ys) * (len(xs) / len(x))
         value.backward()
         total += value.detach()
     return total, network.gradient.clone()

@@ -14,7 +14,9 @@ def outputs(network: Network, theta: Tensor, x: Tensor) -> Tensor:
     """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
     network.vector.copy_(theta)
     network.module.eval()
-    return torch.cat([network(piece) for piece in x.split(EVALUATION_BATCH)]) if len(x) else x.new_empty(0, 1)
+    with network.precision():
+        pieces = [network(piece) for piece in x.split(EVALUATION_BATCH)]
+    return torch.cat(pieces).to(theta.dtype) if len(x) else x.new_empty(0, 1)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ those of the head last, so that the body, the head and every layer are slices.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, cast
 
@@ -25,8 +26,10 @@ class Network:
     """The vector view of a module.
 
     `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
-    other. `layout` has their slices.
+    other. `layout` has their slices. With `autocast`, passes through the module are computed in bfloat16.
     """
+
+    autocast = False
 
     def __init__(
         self,
@@ -144,6 +147,10 @@ class Network:
 
     def __call__(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.module(x))
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context of a pass and its loss: autocast to bfloat16, if the network is to use it."""
+        return torch.autocast(self.vector.device.type, torch.bfloat16) if self.autocast else nullcontext()
 
     # --- the frozen body: features once, then only the head ---
 

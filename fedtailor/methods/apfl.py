@@ -48,7 +48,7 @@ class APFL(Method):
             v = client.step(v, share * gradient, name="v")
             w = client.step(w, client.gradient(w, batch))
             if self.adaptive and number == 0:
-                alpha = (alpha - client.optimizer.lr * (away @ gradient)).clamp(0, 1)
+                alpha = (alpha - client.lr * (away @ gradient)).clamp(0, 1)
         client.state |= {"v": v, "alpha": alpha}
         return {"theta": w, "alpha": alpha}
 

@@ -1,5 +1,6 @@
 """FedRoD: a generic head, balanced over classes, and a personal one on top that knows how often each one occurs."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedtailor.errors import FedtailorError
-from fedtailor.local.optimizer import sgd_step
+from fedtailor.local.optimizer import optimizer_step
 from fedtailor.method import Batch, Client, Message, Method
 
 
@@ -34,13 +35,17 @@ class FedRoD(Method):
     shared_part: ClassVar[str] = "the body and a generic head"
     own_part: ClassVar[str] = "a personal head, added to it"
 
+    refuses: ClassVar[Mapping[str, str]] = {
+        "label_smoothing": "it would ask for classes that a client lacks, which its balanced softmax leaves out"
+    }
+
     gamma: float = Field(1.0, ge=0, description="power of the class sizes in the balanced softmax, γ (0: plain loss)")
 
     def train(self, client: Client, message: Message) -> Message:
         weight, prior = linear_head(client).weight, self._prior(client)
         zero = torch.zeros_like(client.initial[client.head])
         phi = client.state.get("phi", zero).clone().requires_grad_()
-        velocity = client.state.get("momentum/phi", zero).clone()
+        moments, factors = client.moments("phi", zero), client.optimizer.factors(client.n_steps)
 
         def objective(batch: Batch) -> Tensor:
             features, generic = batch.features, batch.outputs
@@ -50,13 +55,11 @@ class FedRoD(Method):
 
         def step(_: Tensor) -> None:  # φ, by the gradient of the same pass
             assert phi.grad is not None
-            sgd_step(phi, phi.grad, velocity, client.optimizer)
+            optimizer_step(phi, phi.grad, moments, client.optimizer, next(factors))
             phi.grad = None
 
         theta = client.descend(message["theta"], objective=objective, each_step=step)
         client.state["phi"] = phi.detach()
-        if client.keep_momentum and client.optimizer.momentum:
-            client.state["momentum/phi"] = velocity
         return {"theta": theta}
 
     def _prior(self, client: Client) -> Tensor:

@@ -1,5 +1,6 @@
 """pFedMe: personal models on the Moreau envelopes of the clients' risks."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -57,6 +58,8 @@ class PFedMe(Method):
         if "personal" in client.state:
             return client.state["personal"]
         w = theta = message["theta"]
+        new = client.fresh()
+        new.optimizer = replace(new.optimizer, momentum=0.0, weight_decay=0.0)
         for _ in range(self.prox_steps):
-            theta = theta - client.optimizer.lr * (client.gradient(theta) + self.lam * (theta - w))
+            theta = new.step(theta, new.gradient(theta) + self.lam * (theta - w))
         return theta

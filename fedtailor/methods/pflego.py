@@ -1,5 +1,6 @@
 """PFLEGO: exact stochastic gradient descent on a shared body and personal heads."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -21,7 +22,7 @@ class PFLEGO(Method):
     averaged over all sets of participants, an update is the full one (Proposition 1).
 
     The authors' release divides by the samples of the participants where Eq. 4 has those of all clients, and uses Adam
-    at the server, under which that makes no difference: `released_weights`, `optimizer="adam"`.
+    at the server, under which that makes no difference: `released_weights`, `server_optimizer="adam"`.
     """
 
     name: ClassVar[str] = "pflego"
@@ -33,11 +34,17 @@ class PFLEGO(Method):
     own_part: ClassVar[str] = "the head"
     personal_head: ClassVar[bool] = True
     uploads: ClassVar[Uploads] = {"gradient": Mean("samples")}
+    refuses: ClassVar[Mapping[str, str]] = {
+        **{name: "its steps are its own, along exact gradients" for name in ("optimizer", "clip")},
+        **{name: "head_lr and joint_lr are schedules of its own" for name in ("schedule", "step_schedule")},
+    }
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")
     head_lr: Schedule = Field(0.1, description="learning rate of the first τ−1 steps, β (release: 0.007)")
     joint_lr: Schedule = Field(0.1, description="learning rate of the joint step, ρ_t (release: 0.003, with Adam)")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the server's optimiser: Eq. 4, or the release's Adam")
+    server_optimizer: Literal["sgd", "adam"] = Field(
+        "sgd", description="the server's optimiser: Eq. 4, or the release's Adam"
+    )
     released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
     head_start: Literal["network", "uniform"] = Field(
         "network", description="a head's initial values: the network's, or uniform in [0, 1) as in the release"
@@ -68,7 +75,7 @@ class PFLEGO(Method):
         # The mean is over the participants' samples, Eq. 4 over those of all clients.
         share = 1.0 if self.released_weights else int(total.n_samples.sum()) / int(server.n_samples.sum())
         gradient = server.n_clients / server.per_round * share * total["gradient"]
-        server.step("body", gradient, value_at(self.joint_lr, server.round), self.optimizer)  # Eq. 4
+        server.step("body", gradient, value_at(self.joint_lr, server.round), self.server_optimizer)  # Eq. 4
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         head = client.state.get("head")

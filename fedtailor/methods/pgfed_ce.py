@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedtailor.method import Client, Each, Message, Server, State, Total, Uploads
+from fedtailor.method import PATH_OF_SGD, Client, Each, Message, Server, State, Total, Uploads
 from fedtailor.methods.pgfed import PGFed
 
 
@@ -22,6 +22,8 @@ class PGFedCE(PGFed):
     name: ClassVar[str] = "pgfed-ce"
     shared_part: ClassVar[str] = "the global model and a sum of gradients"
     uploads: ClassVar[Uploads] = {"theta": Each(), "alpha": Each(), "loss": Each(), "path": Each()}
+
+    refuses: ClassVar[Mapping[str, str]] = PATH_OF_SGD
 
     def broadcast(self, server: Server) -> Message:
         return {"theta": server.state["theta"]}

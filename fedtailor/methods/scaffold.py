@@ -1,12 +1,13 @@
 """SCAFFOLD: local steps corrected by the difference between the client's gradients and the global ones."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import PATH_OF_SGD, Client, Mean, Message, Method, Server, Total, Uploads
 
 
 class SCAFFOLD(Method):
@@ -36,6 +37,10 @@ class SCAFFOLD(Method):
     server_lr: float = Field(1.0, gt=0, description="the server's step, η_g")
     full_gradient: bool = Field(False, description="c_i is the gradient at the global model: option I in place of II")
 
+    @property
+    def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {} if self.full_gradient else PATH_OF_SGD
+
     def start(self, server: Server) -> None:
         super().start(server)
         server.state["c"] = torch.zeros_like(server.initial)
@@ -63,9 +68,7 @@ class SCAFFOLD(Method):
 def mean_gradient(client: Client, moved: Tensor, velocity: Tensor) -> Tensor:
     """Compute the mean of the corrected gradients of a descent from x to y, from x − y alone.
 
-    Without momentum it is (x − y) / (K η). With momentum m, the part η v Σ m^k, k = 1 … K, of x − y comes from the
-    velocity v of the last round.
+    Without momentum it is (x − y) / Σ η_k, K η at a constant rate. With momentum m, the part v Σ η_k m^k, k = 1 … K,
+    of x − y comes from the velocity v of the last round.
     """
-    m = client.optimizer.momentum
-    carried = client.optimizer.lr * m * (1 - m**client.n_steps) / (1 - m)
-    return client.layout.without_buffers((moved - carried * velocity) / client.path_length())
+    return client.layout.without_buffers((moved - client.carried_length() * velocity) / client.path_length())

@@ -154,7 +154,7 @@ def test_kept_velocity_goes_on_where_it_was() -> None:
     velocity, theta = torch.zeros_like(start), start
     for _ in range(2):
         half = OptimizerSettings(lr=0.05, batch=None, steps=3, momentum=0.9)
-        theta = descend(network, theta, X, Y, functional.cross_entropy, half, stream(), velocity=velocity)
+        theta = descend(network, theta, X, Y, functional.cross_entropy, half, stream(), moments={"momentum": velocity})
     torch.testing.assert_close(theta, whole, rtol=1e-12, atol=1e-14)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.local.optimizer import OptimizerSettings, ServerOptimizer, server_step, sgd_step
+from fedtailor.local.optimizer import OptimizerSettings, ServerOptimizer, optimizer_step, server_step
 
 STEPS = 7
 
@@ -39,11 +39,11 @@ def test_a_step_is_torch_sgd_bit_for_bit(momentum: float, weight_decay: float, d
     start, *gradients = vectors(0, STEPS + 1, dtype=dtype)
     sgd = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     expected = by_torch(start, gradients, torch.optim.SGD, **sgd)
-    theta, velocity = start.clone(), None
+    theta, moments = start.clone(), dict[str, Tensor]()
     for gradient, wanted in zip(gradients, expected, strict=True):
-        velocity = sgd_step(theta, gradient, velocity, settings)
+        optimizer_step(theta, gradient, moments, settings)
         assert torch.equal(theta, wanted)
-    assert (velocity is None) == (momentum == 0)
+    assert list(moments) == (["momentum"] if momentum else [])
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), list(product([0.0, 0.9], [0.0, 0.1])))
@@ -53,7 +53,7 @@ def test_a_step_is_the_formula(momentum: float, weight_decay: float, scaled: boo
     """v ← m v + scale (g + λ θ);  θ ← θ − lr v, one number at a time; what is fixed stays to the last bit."""
     settings = OptimizerSettings(lr=0.05, momentum=momentum, weight_decay=weight_decay)
     start, scale, *gradients = vectors(1, STEPS + 2)
-    theta, v = start.clone(), None
+    theta, moments = start.clone(), dict[str, Tensor]()
     x, speed = start.numpy().copy(), np.zeros(len(start))
     stays = {i for place in fixed or [] for i in range(place.start, place.stop)}
     for gradient in gradients:
@@ -62,20 +62,20 @@ def test_a_step_is_the_formula(momentum: float, weight_decay: float, scaled: boo
             force = (scale[i].item() if scaled else 1.0) * (g[i] + weight_decay * x[i])
             speed[i] = momentum * speed[i] + (0.0 if i in stays else force)
             x[i] -= 0.05 * speed[i]
-        v = sgd_step(theta, gradient, v, settings, scale if scaled else None, fixed)
+        optimizer_step(theta, gradient, moments, settings, scale=scale if scaled else None, fixed=fixed or ())
     np.testing.assert_allclose(theta.numpy(), x, rtol=1e-12, atol=1e-14)
     for place in fixed or []:
         assert torch.equal(theta[place], start[place])
-    if fixed and v is not None:
-        assert all((v[place] == 0).all() for place in fixed)
+    if fixed and momentum:
+        assert all((moments["momentum"][place] == 0).all() for place in fixed)
 
 
 def test_a_given_velocity_is_updated_in_place() -> None:
     theta, gradient, velocity = vectors(2, 3)
-    before, kept = velocity.clone(), velocity
-    after = sgd_step(theta, gradient.clone(), velocity, OptimizerSettings(lr=0.1, momentum=0.9))
-    assert after is kept
-    torch.testing.assert_close(kept, 0.9 * before + gradient, rtol=1e-14, atol=0)
+    before, moments = velocity.clone(), {"momentum": velocity}
+    optimizer_step(theta, gradient.clone(), moments, OptimizerSettings(lr=0.1, momentum=0.9))
+    assert moments["momentum"] is velocity
+    torch.testing.assert_close(velocity, 0.9 * before + gradient, rtol=1e-14, atol=0)
 
 
 OPTIMIZERS: dict[ServerOptimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

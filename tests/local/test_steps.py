@@ -18,7 +18,7 @@ def test_steps_one_by_one_are_a_descent(settings: dict[str, Any], keep: bool, ba
     one, other = client(batch_norm, keep, **settings), client(batch_norm, keep, **settings)
     theta = one.initial
     for _ in range(2):  # two rounds, so that kept momentum counts
-        one._velocities.clear()
+        one._moments.clear()
         expected, stepped = other.descend(theta), theta
         for batch in one.batches():
             stepped = one.step(stepped, one.gradient(stepped, batch))

@@ -75,8 +75,8 @@ class Watched:
         {"inner_steps": 3, "released_weights": True},
         {"inner_steps": 2, "participation": "independent:0.4"},
         {"inner_steps": 3, "labels": "own"},
-        {"inner_steps": 2, "optimizer": "adam"},
-        {"inner_steps": 2, "optimizer": "adam", "released_weights": True, "head_start": "uniform"},
+        {"inner_steps": 2, "server_optimizer": "adam"},
+        {"inner_steps": 2, "server_optimizer": "adam", "released_weights": True, "head_start": "uniform"},
     ],
     ids=str,
 )
@@ -100,7 +100,7 @@ def test_agrees_with_a_second_implementation(options: dict[str, Any]) -> None:
         rho=RHO,
         tau=options["inner_steps"],
         inverse=5 / (0.4 * 5 if "participation" in options else 3),  # I/r; r is the mean number of participants
-        adam=options.get("optimizer") == "adam",
+        adam=options.get("server_optimizer") == "adam",
         released_weights=options.get("released_weights", False),
         classes=classes,
     )
@@ -284,7 +284,7 @@ def test_under_adam_the_releases_weights_make_no_difference_where_they_are_a_con
     """With equally many samples the factor is I/r in every round, and Adam's step is free of it (but for its ε)."""
     data = [(x.double(), y) for x, y in digits([12] * 5)]
     formula, released = (
-        Watched(data=data, inner_steps=2, optimizer="adam", joint_lr=0.01, released_weights=switch)
+        Watched(data=data, inner_steps=2, server_optimizer="adam", joint_lr=0.01, released_weights=switch)
         for switch in (False, True)
     )
     moved = (formula.states[-1]["body"] - formula.states[0]["body"]).abs()
@@ -294,7 +294,7 @@ def test_under_adam_the_releases_weights_make_no_difference_where_they_are_a_con
 
 
 def test_nobody_taking_part_is_a_round_without_effect() -> None:
-    quiet = Watched(inner_steps=2, participation="independent:0.1", rounds=12, optimizer="adam")
+    quiet = Watched(inner_steps=2, participation="independent:0.1", rounds=12, server_optimizer="adam")
     empty = [record.round for record in quiet.result.rounds if not record.participants]
     busy = [record.round for record in quiet.result.rounds if record.participants]
     assert empty
@@ -361,7 +361,7 @@ def test_a_head_never_leaves_its_client() -> None:
 def test_a_round_costs_two_bodies_a_participant(optimizer: str) -> None:
     body = 64 * 16 + 16
     settings: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "participation": 0.6}
-    for record in ft.run("pflego", engine="in-process", optimizer=optimizer, max_train=20, **settings).rounds:
+    for record in ft.run("pflego", engine="in-process", server_optimizer=optimizer, max_train=20, **settings).rounds:
         assert record.bytes_down == record.bytes_up == 3 * 4 * body
 
 
@@ -398,7 +398,7 @@ def test_participants_can_be_evaluated_after_their_local_work() -> None:
 
 
 def test_rounds_repeat_bit_for_bit_whatever_else_was_drawn() -> None:
-    options = {"inner_steps": 3, "optimizer": "adam", "head_start": "uniform"}
+    options = {"inner_steps": 3, "server_optimizer": "adam", "head_start": "uniform"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         once = final(Watched(**options).result)
