@@ -7,15 +7,17 @@ Settings of the evaluation have flat names too (`fine_tune`, `evaluate_clients`)
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedtailor.errors import FedtailorError, shown, unknown, wanted
 from fedtailor.participation import Participation
+from fedtailor.schedule import RateSchedule
 
 # What decides about the clients and their samples (beside the seed).
 DATA_SETTINGS = (
@@ -34,6 +36,7 @@ NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_cl
 FILE_LIMIT = 1_000_000  # characters of an experiment file
 MOST_LEVELS = 50  # of a dotted name: Python's parser takes a quadratic time for more
 MOST = 10**9  # of anything that is counted
+ADAM_LR = 0.001  # the default learning rate of adam and adamw
 _LEVELS = re.compile(rf"""(?:\.\s*[\w"'-]+\s*){{{MOST_LEVELS}}}""")
 
 
@@ -151,16 +154,41 @@ class Experiment(_Strict):
         description="who takes part in a round: all, 0.25 (a fraction), 6 (a number), 4-28 (a number drawn anew each "
         "round), independent:0.2 (each client with this probability)",
     )
-    lr: float = Field(0.1, gt=0, description="learning rate of local training")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local training")
-    keep_momentum: bool = Field(False, description="keep a client's momentum from round to round")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of local training")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimiser of local training")
+    lr: float = Field(
+        0.1, gt=0, description=f"learning rate of local training; {ADAM_LR} with adam and adamw unless given"
+    )
+    schedule: RateSchedule = Field(
+        "constant",
+        description="factor of the learning rate over rounds: constant, step:10,0.5 (half every 10 rounds), cosine, "
+        "cosine:0.1 (to a tenth), warmup:5,cosine, or a formula of the round t like 1.0 / sqrt(t)",
+    )
+    step_schedule: RateSchedule = Field(
+        "constant", description="factor of the learning rate over the steps of each local descent, written likewise"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
+    keep_momentum: bool = Field(
+        False, description="keep a client's momentum, or the moments of adam, from round to round"
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay of local training: added to the gradient, with adamw to the step"
+    )
+    clip: float | None = Field(None, gt=0, description="clip the gradient of each step to this norm")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of each target that training spreads over all classes"
+    )
+    class_weights: str = Field(
+        "none",
+        description="weights of the classes in the training loss: none, balanced (rare classes count more), or one "
+        "number a class, 0.2,0.8",
+    )
     epochs: int = Field(5, ge=1, le=MOST, description="local epochs in a round")
     steps: int | None = Field(None, ge=1, le=MOST, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="seed of everything random")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
+    autocast: bool = Field(False, description="compute passes through the network in bfloat16, where the device can")
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
 
     evaluation: Evaluation = Evaluation()
@@ -179,6 +207,26 @@ class Experiment(_Strict):
     debug: bool = Field(False, description="run in process, and stop at a method's first exception with its traceback")
     checkpoint_every: int = Field(10, ge=1, le=MOST, description="write a checkpoint every N rounds")
     tensorboard: bool = Field(False, description="write each round's metrics for TensorBoard too, into RUN/tensorboard")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_lr(cls, settings: Any) -> Any:
+        adam = isinstance(settings, Mapping) and settings.get("optimizer") in ("adam", "adamw")
+        return {**settings, "lr": ADAM_LR} if adam and "lr" not in settings else settings
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _class_weights(cls, value: Any) -> str:
+        try:
+            listed = isinstance(value, list | tuple)
+            text = ",".join(str(float(weight)) for weight in value) if listed else value.strip()
+            if text not in ("none", "balanced"):
+                weights = [float(weight) for weight in text.split(",")]
+                if not (all(isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
+                    raise ValueError
+            return text
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            raise ValueError("none, balanced, or one number of at least 0 for each class, like 0.2,0.8") from None
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -228,16 +276,23 @@ class Settings(TypedDict, total=False):
     head: int | str
     rounds: int
     participation: str | int | float
+    optimizer: Literal["sgd", "adam", "adamw"]
     lr: float
+    schedule: str
+    step_schedule: str
     momentum: float
     keep_momentum: bool
     weight_decay: float
+    clip: float | None
+    label_smoothing: float
+    class_weights: str | Sequence[float]
     epochs: int
     steps: int | None
     batch: int | Literal["full"]
     drop_last: bool
     seed: int
     dtype: Literal["float32", "float64"]
+    autocast: bool
     device: str
     evaluation: Evaluation | EvaluationSettings
     evaluate_model: Literal["personal", "global", "local"]

@@ -19,6 +19,7 @@ from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
 from fedtailor.models import CATALOGUE as NETWORKS
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
+from fedtailor.schedule import needs_total
 from fedtailor.server.loop import Loop
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
@@ -133,6 +134,11 @@ def resume(
     after = make_experiment({**before.model_dump(), **changes})
     if after.rounds < before.rounds:
         raise FedtailorError(f"The run in {path} has {before.rounds} rounds already: it can only get more.")
+    if after.rounds > before.rounds and needs_total(before.schedule):
+        raise FedtailorError(
+            f"The run in {path} has the schedule {before.schedule!r} over {before.rounds} rounds: it cannot get more. "
+            "Start a new run with so many."
+        )
     if isinstance(method, type):
         method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
     objects = Objects(method, data, model, loss)

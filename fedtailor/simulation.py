@@ -21,7 +21,6 @@ from fedtailor.experiment import Experiment
 from fedtailor.imports import import_object
 from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
-from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.streams import torch_seed
 from fedtailor.messages import Declaration, State
 from fedtailor.method import Method, Server
@@ -38,6 +37,7 @@ from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
 from fedtailor.site.sites import Sites
 from fedtailor.store import Store
+from fedtailor.training import check_training, optimizer_settings, training_loss
 from fedtailor.transport import Transport, make_transport
 
 LOSSES: dict[str, Loss] = {"cross-entropy": functional.cross_entropy, "mse": functional.mse_loss}
@@ -107,6 +107,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     if experiment.tensorboard:
         check_installed()
     device = find_device(experiment.device)
+    check_training(experiment, method, device)
     given = objects.data
     data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
     loss = objects.loss or find_loss(experiment.loss)
@@ -121,6 +122,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
     if network.has_batch_norm and experiment.batch == 1:
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
+    network.autocast = experiment.autocast
     _try_out(network, data, loss)
     initial = network.vector.clone()
     training = data.n_clients - len(data.new)
@@ -129,20 +131,14 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         network,
         initial,
         loss,
-        OptimizerSettings(
-            lr=experiment.lr,
-            momentum=experiment.momentum,
-            weight_decay=experiment.weight_decay,
-            epochs=experiment.epochs,
-            steps=experiment.steps,
-            batch=None if experiment.batch == "full" else experiment.batch,
-            drop_last=experiment.drop_last,
-            join_last=network.has_batch_norm,
-        ),
+        training_loss(experiment, loss, data, network),
+        optimizer_settings(experiment, network),
         experiment.keep_momentum,
         experiment.evaluation.fine_tune,
         experiment.seed,
         Participation.parse(experiment.participation).mean(training) / training,
+        experiment.schedule,
+        experiment.rounds,
         experiment.evaluation.train,
         experiment.debug,
     )
@@ -340,7 +336,8 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
-            value: Tensor = loss(network(data.x[:2]), data.y[:2])
+            with network.precision():
+                value: Tensor = loss(network(data.x[:2]), data.y[:2])
     except Exception as error:  # whatever a foreign network or loss raises
         shape = "×".join(map(str, data.x.shape[1:]))
         raise FedtailorError(

@@ -13,8 +13,9 @@ from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, in_sections, parse_toml
 
 TRAINING_SETTINGS = (
-    "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
-    "drop_last", "seed", "dtype",
+    "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",
+    "momentum", "keep_momentum", "weight_decay", "clip", "label_smoothing", "class_weights", "seed", "dtype",
+    "autocast",
 )  # fmt: skip
 GROUPS = {
     "Data": DATA_SETTINGS,

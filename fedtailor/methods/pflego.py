@@ -35,8 +35,8 @@ class PFLEGO(Method):
     personal_head: ClassVar[bool] = True
     uploads: ClassVar[Uploads] = {"gradient": Mean("samples")}
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: "its steps are its own, along exact gradients" for name in ("optimizer", "clip")},
-        **{name: "head_lr and joint_lr are schedules of its own" for name in ("schedule", "step_schedule")},
+        **dict.fromkeys(("optimizer", "clip"), "its steps are its own, along exact gradients"),
+        **dict.fromkeys(("schedule", "step_schedule"), "head_lr and joint_lr are schedules of its own"),
     }
 
     inner_steps: int = Field(50, ge=1, description="gradient steps of a participant, τ")

@@ -29,6 +29,7 @@ from fedtailor.messages import (
     check_finite,
 )
 from fedtailor.method import Method, check_upload
+from fedtailor.schedule import factor_at
 
 
 class SharedWriteError(FedtailorError):
@@ -43,12 +44,15 @@ class Terms:
     method: Method
     network: Network
     initial: Tensor
-    loss: Loss
+    loss: Loss  # that is reported
+    training_loss: Loss  # that is minimised: with label smoothing and class weights
     optimizer: OptimizerSettings
     keep_momentum: bool
     fine_tune: int  # epochs before a model is evaluated
     seed: int
     participation: float = 1.0  # the share of the clients that take part in a round on average
+    schedule: str = "constant"  # of the learning rate, over so many rounds:
+    rounds: int = 1
     on_train: bool = False  # measure models on the training samples too
     debug: bool = False  # let exceptions pass
 
@@ -71,7 +75,7 @@ class Site:
         return Declaration(self.data.name, len(self.data.train[1]), self.data.n_classes, self.terms.fingerprint)
 
     def client(self, round: int, state: State) -> Client:
-        """The client as a method sees it."""
+        """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
         terms = self.terms
         return Client(
             self.number,
@@ -83,7 +87,7 @@ class Site:
             terms.network,
             terms.initial.detach(),  # one that nobody else has, of the same memory
             self._loss(),
-            terms.optimizer,
+            replace(terms.optimizer, factor=factor_at(terms.schedule, terms.rounds, round)),
             terms.keep_momentum,
             terms.participation,
         )
@@ -172,7 +176,7 @@ class Site:
         return self.data.n_classes if self.terms.method.personal_head else None
 
     def _loss(self) -> Loss:
-        n, loss = self.n_outputs, self.terms.loss
+        n, loss = self.n_outputs, self.terms.training_loss
         return loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets)
 
     def _counted(self, scores: Tensor) -> Tensor:
