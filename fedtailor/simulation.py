@@ -27,6 +27,7 @@ from fedtailor.messages import Declaration, State
 from fedtailor.method import Method, Server
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model
+from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluator
@@ -59,13 +60,11 @@ class Initialiser:
     It has a copy of the network: in that of the sites are traces of the clients' work.
     """
 
-    def __init__(self, module: nn.Module, head: int | str, like: Tensor, seed: int) -> None:
-        self._module, self._head, self._seed = copy.deepcopy(module), head, seed
-        self._device, self._dtype = like.device, like.dtype
+    def __init__(self, assembled: Assembled, seed: int) -> None:
+        self._assembled, self._seed = assembled, seed
 
     def __call__(self, number: int) -> Tensor:
-        network = Network(copy.deepcopy(self._module), self._head, self._device, self._dtype)
-        return network.initialised(torch_seed(self._seed, "another", number))
+        return self._assembled.network().initialised(torch_seed(self._seed, "another", number))
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Prepared:
     experiment: Experiment
     data: FederatedData
     terms: Terms
-    initialise: Initialiser
+    assembled: Assembled
 
     @property
     def method(self) -> Method:
@@ -97,7 +96,7 @@ class Prepared:
             torch.tensor([declaration.n_samples for declaration in declared], device=terms.initial.device),
             terms.participation * len(declared),
             store=store,
-            initialise=self.initialise,
+            initialise=Initialiser(self.assembled, self.experiment.seed),
         )
 
 
@@ -117,8 +116,16 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         )
     shape = tuple(data.x.shape[1:])
     module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
-    pristine = copy.deepcopy(module)
-    network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
+    assembled = assemble(
+        module.to(device=device, dtype=getattr(torch, experiment.dtype)),
+        experiment.head,
+        data.x[:2].clone(),
+        weights=experiment.weights,
+        frozen=experiment.frozen,
+        lora=experiment.lora,
+        seed=experiment.seed,
+    )
+    network = assembled.network()
     if network.has_batch_norm and experiment.batch == 1:
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     _try_out(network, data, loss)
@@ -145,8 +152,9 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         Participation.parse(experiment.participation).mean(training) / training,
         experiment.evaluation.train,
         experiment.debug,
+        assembled.loaded.sha256 if assembled.loaded else "",
     )
-    prepared = Prepared(experiment, data, terms, Initialiser(pristine, experiment.head, initial, experiment.seed))
+    prepared = Prepared(experiment, data, terms, assembled)
     _check_protocol(prepared)
     return prepared
 
@@ -340,7 +348,11 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
-            value: Tensor = loss(network(data.x[:2]), data.y[:2])
+            outputs = network(data.x[:2])
+            _check_outputs(outputs, data, loss)
+            value: Tensor = loss(outputs, data.y[:2])
+    except FedtailorError:
+        raise
     except Exception as error:  # whatever a foreign network or loss raises
         shape = "×".join(map(str, data.x.shape[1:]))
         raise FedtailorError(
@@ -350,6 +362,15 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
     if changes(data.x, data.y) != before:
         raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
+
+
+def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:
+    """Refuse outputs that cannot be scores of the classes."""
+    if not isinstance(outputs, Tensor):
+        raise FedtailorError(f"The model returns a {type(outputs).__name__}, but it must return one tensor of outputs.")
+    given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
+    if given is not None and given < wanted and loss is functional.cross_entropy:
+        raise FedtailorError(f"The model gives {given} outputs, but there are {wanted} classes: give it one for each.")
 
 
 def create(path: Path, prepared: Prepared) -> Simulation:

@@ -67,6 +67,27 @@ def within(name: str, parts: Sequence[str]) -> bool:
     return any(name == part or name.startswith(part + ".") for part in parts)
 
 
+def owner(name: str) -> str:
+    """Return the layer of a tensor of the state dict."""
+    return name.rpartition(".")[0]
+
+
+def freeze(module: nn.Module, parts: Sequence[str]) -> None:
+    """Freeze all parameters of these submodules."""
+    names = [name for name, _ in module.named_modules() if name]
+    for part in parts:
+        if part not in names:
+            raise FedtailorError(f"The network has no part {part!r} to freeze; its parts are {listed(names)}.")
+        module.get_submodule(part).requires_grad_(False)
+
+
+def freeze_body(module: nn.Module, head: Sequence[str]) -> None:
+    """Freeze all parameters outside of these layers."""
+    for name, parameter in module.named_parameters():
+        if owner(name) not in head:
+            parameter.requires_grad_(False)
+
+
 def find_head(module: nn.Module, head: int | str, example: Any = None) -> list[str]:
     """List the layers of the head, in the order of registration.
 

@@ -115,11 +115,10 @@ class Network:
         """The number of trainable parameters: the length of the vector without the buffers."""
         return self.layout.size - sum(len(self.vector[place]) for place in self.layout.buffers)
 
-    def frozen_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def frozen_tensors(self) -> Iterator[Tensor]:
         """Yield the frozen parameters, and the buffers of frozen layers: equal at all clients, and never sent."""
-        yield from ((name, p.detach()) for name, p in self.module.named_parameters() if not p.requires_grad)
-        for number, layer in enumerate(self.frozen):
-            yield from ((f"{number}.{key}", b) for key, b in layer._buffers.items() if b is not None)
+        yield from (parameter.detach() for parameter in self.module.parameters() if not parameter.requires_grad)
+        yield from (b for layer in self.frozen for b in layer._buffers.values() if b is not None)
 
     def train(self, n_samples: int, module: nn.Module | None = None) -> None:
         """Set the network, or a part of it, to training mode. Frozen layers stay in evaluation mode. One sample has no
