@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.streams import torch_seed
-from fedtailor.messages import Declaration, State
-from fedtailor.method import Method, Server
+from fedtailor.messages import Declaration, Message, State
+from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model
 from fedtailor.models.assembling import Assembled, assemble
@@ -35,6 +36,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
+from fedtailor.server.setup import Setup, describe_setup
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
 from fedtailor.site.sites import Sites
@@ -98,6 +100,36 @@ class Prepared:
             store=store,
             initialise=Initialiser(self.assembled, self.experiment.seed),
         )
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The layers of the network, and what a client uploads in round 1."""
+        experiment, done = self.experiment, self.assembled
+        notes = [f"Weights: {done.loaded}."] if done.loaded else []
+        if done.lora:
+            notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
+        return describe_setup(
+            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self)
+        )
+
+
+def _first_upload(prepared: Prepared) -> Message | None:
+    """Tensors like those that a client uploads in round 1; None if the method cannot say: it will when it starts."""
+    try:
+        server = _started(prepared)
+        server.round = 1
+        return expected_upload(prepared.method, server, 0)
+    except Exception:  # a method's own fault, of any kind
+        return None
+
+
+def _started(prepared: Prepared) -> Server:
+    """A server on which the method was started, to look at."""
+    server = prepared.server(Sites.at(prepared.data, prepared.terms, None).declare(), Store(None, "server"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it has to say is said when the run begins
+        prepared.method.model_copy(deep=True).start(server)
+    return server
 
 
 def prepare(experiment: Experiment, objects: Objects) -> Prepared:
@@ -176,15 +208,10 @@ def _check_protocol(prepared: Prepared) -> None:
         raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
-    if protocol.model == "global":
-        server = prepared.server(Sites.at(data, prepared.terms, None).declare(), Store(None, "server"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it has to say is said when the run begins
-            method.start(server)
-        if method.global_model(server) is None:
-            raise FedtailorError(
-                f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
-            )
+    if protocol.model == "global" and method.global_model(_started(prepared)) is None:
+        raise FedtailorError(
+            f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
+        )
 
 
 class Simulation:
@@ -375,7 +402,8 @@ def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:
 
 def create(path: Path, prepared: Prepared) -> Simulation:
     """Make a run directory and its simulation."""
-    directory = RunDirectory.create(path, prepared.experiment, prepared.data, prepared.terms.fingerprint)
+    fingerprint, setup = prepared.terms.fingerprint, prepared.setup
+    directory = RunDirectory.create(path, prepared.experiment, prepared.data, fingerprint, setup)
     with _unlocked_on_failure(directory):
         return Simulation(prepared, directory)
 

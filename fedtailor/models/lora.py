@@ -29,6 +29,9 @@ class LoRA:
     alpha: float
     layers: tuple[str, ...] = ()  # none: the whole body
 
+    def __str__(self) -> str:
+        return f"rank {self.rank}, alpha {self.alpha:g}"
+
     @classmethod
     def parse(cls, text: int | str) -> "LoRA":
         """Read `8`, or `8,alpha=16,layers=encoder,decoder.0`."""
