@@ -89,7 +89,7 @@ class Case:
         experiment = make_experiment({**where, **what, **whom})
         prepared = prepare(experiment, Objects(data=images_of_clients(self.clients, self.samples, (1, 28, 28))))
         fingerprint = prepared.terms.fingerprint
-        run = Simulation(prepared, RunDirectory.create(out, experiment, prepared.data, fingerprint))
+        run = Simulation(prepared, RunDirectory.create(out, experiment, prepared.data, fingerprint, prepared.setup))
         run.start()
         for client in range(self.clients):
             run.sites.store.put(client, copied({"personal": prepared.terms.initial}), 1)

@@ -142,10 +142,23 @@ class Experiment(_Strict):
 
     model: str = Field(
         "mlp",
-        description="a network's name, or module:Class, called with (input shape, classes) or, if it does not take "
-        "them, with nothing",
+        description="a network's name, or module:Class, called with (input shape, classes), or by names of arguments "
+        "like in_channels and num_classes, or with nothing",
     )
-    head: int | str = Field(1, description="the head: its number of layers, the last of the network, or their names")
+    head: int | str = Field(
+        1, description="the head: its number of layers, the last that data pass through, or their names"
+    )
+    weights: str | None = Field(
+        None, description="pretrained weights: a safetensors file with the network's names; the head may differ"
+    )
+    frozen: str | None = Field(
+        None, description="parts that are not trained and never sent: names of submodules, or body (all but the head)"
+    )
+    lora: int | str | None = Field(
+        None,
+        description="train adapters of this rank in place of the body's linear layers (LoRA): 8, or "
+        "8,alpha=16,layers=encoder",
+    )
     loss: str = Field("cross-entropy", description="cross-entropy, mse, or module:function of (outputs, targets)")
 
     rounds: int = Field(20, ge=1, le=MOST, description="communication rounds")
@@ -244,6 +257,16 @@ class Experiment(_Strict):
             raise ValueError("a number of layers, or their names")
         return value
 
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _lora(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _weights(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value
+
     @field_validator("batch", mode="before")
     @classmethod
     def _batch(cls, value: Any) -> Any:
@@ -274,6 +297,9 @@ class Settings(TypedDict, total=False):
     max_train: int | None
     new_clients: int
     head: int | str
+    weights: str | None
+    frozen: str | None
+    lora: int | str | None
     rounds: int
     participation: str | int | float
     optimizer: Literal["sgd", "adam", "adamw"]

@@ -281,6 +281,17 @@ def describe_uploads(method: Method) -> dict[str, str]:
     return seen
 
 
+def expected_upload(method: Method, server: Server, client: int) -> State:
+    """Return tensors of the shapes and types of all that a client uploads this round."""
+    try:
+        declared = method.upload_like(server, client)
+    except Exception as error:  # a method's own fault, of any kind
+        raise FedtailorError(f"{type(method).__name__}, upload_like: {explained(error)}.") from error
+    weights = {how.weights for how in method.uploads.values() if isinstance(how, Mean)}
+    usual = {name: server.initial[0] if name in weights else server.initial for name in method.uploaded}
+    return {name: declared.get(name, server.state.get(name, like)) for name, like in usual.items()}
+
+
 def check_upload(method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0) -> None:
     """Refuse an upload that is not what the method declares: other names or, at the server, other shapes or types."""
     if missing := sorted(method.uploaded - upload.keys()):
@@ -289,14 +300,9 @@ def check_upload(method: Method, upload: Mapping[str, Any], server: Server | Non
         raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")
     if server is None:
         return
-    try:
-        declared = method.upload_like(server, client)
-    except Exception as error:  # a method's own fault, of any kind
-        raise FedtailorError(f"{type(method).__name__}, upload_like: {explained(error)}.") from error
-    weights = {how.weights for how in method.uploads.values() if isinstance(how, Mean)}
+    expected = expected_upload(method, server, client)
     for name, tensor in upload.items():
-        usual = server.initial[0] if name in weights else server.initial
-        like = declared.get(name, server.state.get(name, usual))
+        like = expected[name]
         if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             raise ValueError(
                 f"its upload {name!r} is {_kind(tensor)}, where {type(method).__name__} declares {_kind(like)} (see "

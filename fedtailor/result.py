@@ -18,6 +18,7 @@ from fedtailor.server.evaluation import chosen_round
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory, describe, plain
 from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
+from fedtailor.server.setup import Setup
 from fedtailor.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ class RunResult:
         if self.path is not None:
             return vars(RunDirectory(self.path).partition())
         return cast(Plain, plain(describe(self.data)))
+
+    @property
+    def setup(self) -> Setup | None:
+        """The layers of the network, and what a client uploads; None for a directory of an older version."""
+        return RunDirectory(self.path).setup() if self.path else self.simulation.prepared.setup
 
     @property
     def observations(self) -> Observations:

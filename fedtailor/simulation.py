@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from fedtailor.imports import import_object
 from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.streams import torch_seed
-from fedtailor.messages import Declaration, State
-from fedtailor.method import Method, Server
+from fedtailor.messages import Declaration, Message, State
+from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model
+from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluator
@@ -33,6 +35,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
+from fedtailor.server.setup import Setup, describe_setup
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
 from fedtailor.site.sites import Sites
@@ -59,13 +62,11 @@ class Initialiser:
     It has a copy of the network: in that of the sites are traces of the clients' work.
     """
 
-    def __init__(self, module: nn.Module, head: int | str, like: Tensor, seed: int) -> None:
-        self._module, self._head, self._seed = copy.deepcopy(module), head, seed
-        self._device, self._dtype = like.device, like.dtype
+    def __init__(self, assembled: Assembled, seed: int) -> None:
+        self._assembled, self._seed = assembled, seed
 
     def __call__(self, number: int) -> Tensor:
-        network = Network(copy.deepcopy(self._module), self._head, self._device, self._dtype)
-        return network.initialised(torch_seed(self._seed, "another", number))
+        return self._assembled.network().initialised(torch_seed(self._seed, "another", number))
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Prepared:
     experiment: Experiment
     data: FederatedData
     terms: Terms
-    initialise: Initialiser
+    assembled: Assembled
 
     @property
     def method(self) -> Method:
@@ -97,8 +98,38 @@ class Prepared:
             torch.tensor([declaration.n_samples for declaration in declared], device=terms.initial.device),
             terms.participation * len(declared),
             store=store,
-            initialise=self.initialise,
+            initialise=Initialiser(self.assembled, self.experiment.seed),
         )
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The layers of the network, and what a client uploads in round 1."""
+        experiment, done = self.experiment, self.assembled
+        notes = [f"Weights: {done.loaded}."] if done.loaded else []
+        if done.lora:
+            notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
+        return describe_setup(
+            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self)
+        )
+
+
+def _first_upload(prepared: Prepared) -> Message | None:
+    """Tensors like those that a client uploads in round 1; None if the method cannot say: it will when it starts."""
+    try:
+        server = _started(prepared)
+        server.round = 1
+        return expected_upload(prepared.method, server, 0)
+    except Exception:  # a method's own fault, of any kind
+        return None
+
+
+def _started(prepared: Prepared) -> Server:
+    """A server on which the method was started, to look at."""
+    server = prepared.server(Sites.at(prepared.data, prepared.terms, None).declare(), Store(None, "server"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it has to say is said when the run begins
+        prepared.method.model_copy(deep=True).start(server)
+    return server
 
 
 def prepare(experiment: Experiment, objects: Objects) -> Prepared:
@@ -118,8 +149,16 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         )
     shape = tuple(data.x.shape[1:])
     module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
-    pristine = copy.deepcopy(module)
-    network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
+    assembled = assemble(
+        module.to(device=device, dtype=getattr(torch, experiment.dtype)),
+        experiment.head,
+        data.x[:2].clone(),
+        weights=experiment.weights,
+        frozen=experiment.frozen,
+        lora=experiment.lora,
+        seed=experiment.seed,
+    )
+    network = assembled.network()
     if network.has_batch_norm and experiment.batch == 1:
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     network.autocast = experiment.autocast
@@ -141,8 +180,9 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         experiment.rounds,
         experiment.evaluation.train,
         experiment.debug,
+        assembled.loaded.sha256 if assembled.loaded else "",
     )
-    prepared = Prepared(experiment, data, terms, Initialiser(pristine, experiment.head, initial, experiment.seed))
+    prepared = Prepared(experiment, data, terms, assembled)
     _check_protocol(prepared)
     return prepared
 
@@ -164,15 +204,10 @@ def _check_protocol(prepared: Prepared) -> None:
         raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
-    if protocol.model == "global":
-        server = prepared.server(Sites.at(data, prepared.terms, None).declare(), Store(None, "server"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it has to say is said when the run begins
-            method.start(server)
-        if method.global_model(server) is None:
-            raise FedtailorError(
-                f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
-            )
+    if protocol.model == "global" and method.global_model(_started(prepared)) is None:
+        raise FedtailorError(
+            f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
+        )
 
 
 class Simulation:
@@ -337,7 +372,11 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
             with network.precision():
-                value: Tensor = loss(network(data.x[:2]), data.y[:2])
+                outputs = network(data.x[:2])
+                _check_outputs(outputs, data, loss)
+                value: Tensor = loss(outputs, data.y[:2])
+    except FedtailorError:
+        raise
     except Exception as error:  # whatever a foreign network or loss raises
         shape = "×".join(map(str, data.x.shape[1:]))
         raise FedtailorError(
@@ -349,9 +388,19 @@ def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
 
 
+def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:
+    """Refuse outputs that cannot be scores of the classes."""
+    if not isinstance(outputs, Tensor):
+        raise FedtailorError(f"The model returns a {type(outputs).__name__}, but it must return one tensor of outputs.")
+    given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
+    if given is not None and given < wanted and loss is functional.cross_entropy:
+        raise FedtailorError(f"The model gives {given} outputs, but there are {wanted} classes: give it one for each.")
+
+
 def create(path: Path, prepared: Prepared) -> Simulation:
     """Make a run directory and its simulation."""
-    directory = RunDirectory.create(path, prepared.experiment, prepared.data, prepared.terms.fingerprint)
+    fingerprint, setup = prepared.terms.fingerprint, prepared.setup
+    directory = RunDirectory.create(path, prepared.experiment, prepared.data, fingerprint, setup)
     with _unlocked_on_failure(directory):
         return Simulation(prepared, directory)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress, TaskID
 
-from fedtailor.cli.display import RoundProgress, err, marked, out, percent, progress_bars, setup_lines
+from fedtailor.cli.display import RoundProgress, err, marked, out, percent, print_setup, progress_bars, setup_lines
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
@@ -84,9 +84,8 @@ def compare(
             stem = Path(str(comparison.settings["data"]).replace(":", "-")).stem
             work = Comparing(comparison, to or new_directory(stem, "comparisons"))
             todo, lines = work.todo(), dict[str, None]()
-            work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
-        for line in lines:
-            out.print(line, highlight=False, soft_wrap=True)
+            work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared.setup]))))
+        print_setup(lines)
         _perform(work, todo)
         summary = work.finish()
         write_tables(summary, work.out, work.extra)

@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
@@ -32,19 +32,18 @@ from fedtailor.text import (
 )
 
 if TYPE_CHECKING:
-    from fedtailor.local.network import Network
     from fedtailor.result import RunResult
     from fedtailor.server.loop import Loop
     from fedtailor.server.records import RoundRecord
-    from fedtailor.simulation import Prepared
+    from fedtailor.server.setup import Setup
 
 __all__ = [
     "RoundProgress", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "json_text",
-    "marked", "out", "percent", "plain_table", "progress_bars", "results_table", "setup_lines", "visible",
+    "marked", "out", "percent", "plain_table", "print_setup", "progress_bars", "results_table", "setup_lines",
+    "visible",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
-FEW_LAYERS = 4  # that are all named
 FALL = 0.02  # of the accuracy from one round to the next: the last round alone is then no measure
 NARROW = 76  # columns that all metrics need; on a narrower page the last ones are left out
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
@@ -164,29 +163,17 @@ def _title(result: "RunResult") -> str:
     return f"{experiment.data}, {len(result.rounds)} of {experiment.rounds} rounds, seed {experiment.seed}"
 
 
-def setup_lines(prepared: Sequence["Prepared"]) -> list[str]:
-    """Say which layers are body and head, and what leaves a client in a round."""
-    from fedtailor.method import describe_uploads
-
-    networks = {ready.experiment.model: ready.network for ready in prepared}
-    lines = [
-        f"Network {name}: {_part(network, head=False)}; {_part(network, head=True)}."
-        for name, network in networks.items()
-    ]
-    for ready in prepared:
-        seen = describe_uploads(ready.method)
-        leaves = ", ".join(f"{name} ({how})" for name, how in seen.items())
-        lines.append(f"{ready.experiment.method}: a client uploads {leaves or 'nothing'}.")
-    return list(dict.fromkeys(lines))
+def setup_lines(setups: Sequence["Setup"]) -> list[str]:
+    """Say which layers are body, head and frozen, and what leaves a client in a round."""
+    lines = [(line == lines[-1], line) for setup in setups for lines in [setup.lines()] for line in lines]
+    ordered = [line for last, line in lines if not last] + [line for last, line in lines if last]
+    return [visible(line) for line in dict.fromkeys(ordered)]
 
 
-def _part(network: "Network", head: bool) -> str:
-    """Name the layers of the body or the head, and count their numbers."""
-    layers = [name for name in network.layout.layers if (name in network.head_names) == head]
-    place = network.layout.head if head else network.layout.body
-    named = [f"{name} ({type(network.module.get_submodule(name)).__name__})" for name in layers]
-    shown = ", ".join(named if len(named) <= FEW_LAYERS else [named[0], "…", named[-1]])
-    return f"{'head' if head else 'body'} {shown or 'empty'}, {place.stop - place.start:,} numbers"
+def print_setup(lines: Iterable[str]) -> None:
+    """Print these lines: wrapped between words at a terminal, and whole elsewhere."""
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=not out.is_terminal)
 
 
 def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

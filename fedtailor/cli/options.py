@@ -20,7 +20,7 @@ TRAINING_SETTINGS = (
 GROUPS = {
     "Data": DATA_SETTINGS,
     "New data": NEW_DATA_SETTINGS,
-    "Model": ("model", "head", "loss"),
+    "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (

@@ -15,6 +15,7 @@ from fedtailor.cli.display import (
     out,
     percent,
     plain_table,
+    print_setup,
     progress_bars,
     results_table,
     setup_lines,
@@ -80,8 +81,7 @@ def run(
         _interrupted(None)
     from fedtailor.runs import run_prepared
 
-    for line in setup_lines(prepared):
-        out.print(line, highlight=False, soft_wrap=True)
+    print_setup(setup_lines([ready.setup for ready in prepared]))
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
@@ -137,6 +137,7 @@ def show(
 ) -> None:
     """Show the result of a run: its metrics, its rounds, its clients."""
     from fedtailor.runs import load
+    from fedtailor.server.record import RunDirectory
     from fedtailor.server.records import plain_metrics
 
     result = load(directory)
@@ -147,6 +148,8 @@ def show(
         ]
         typer.echo(json_text({**result.summary(), "per_client": clients}))
         return
+    if setup := RunDirectory(directory).setup():
+        print_setup(setup_lines([setup]))
     if not result.rounds:
         out.print(f"{directory}: no round is finished yet. Continue with: fedtailor resume {directory}")
         return

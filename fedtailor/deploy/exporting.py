@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtailor.data import FederatedData
 from fedtailor.deploy.model_file import Description, check_free, files_of, write_model
@@ -17,6 +18,7 @@ from fedtailor.local.isolation import isolated
 from fedtailor.messages import EvaluateShared, Measured, Metrics
 from fedtailor.models import import_lines
 from fedtailor.models.expression import expression
+from fedtailor.models.lora import plain
 from fedtailor.result import RunResult
 from fedtailor.runs import load
 from fedtailor.server.evaluation import averages
@@ -130,7 +132,12 @@ class Source:
 
     def onnx(self) -> OnnxNetwork:
         """Make the ONNX graph of the run's network."""
-        return OnnxNetwork(self.terms.network.module, self.shape)
+        return OnnxNetwork(self.module, self.shape)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The run's network in plain PyTorch, without adapters."""
+        return plain(self.terms.network.module)
 
     def personal_model(self, client: int) -> tuple[Tensor, Quality]:
         """Return the model that a client predicts with, and its quality.
@@ -185,7 +192,7 @@ class Source:
         experiment, terms, data = self.result.experiment, self.terms, data or self.data
         counted = None if client is None else Site(client, data.client(client), terms).n_outputs
         counted = data.n_outputs if counted is None else counted
-        layers = expression(terms.network.module)
+        layers = expression(self.module)
         importing, made = (
             ("from torch import nn", layers) if layers else import_lines(experiment.model, self.shape, data.n_outputs)
         )

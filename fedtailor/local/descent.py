@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
 from fedtailor.local.chain import chain_of
-from fedtailor.local.network import BATCH_NORM, Loss, Network
+from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
 from fedtailor.messages import State
 
@@ -54,15 +54,6 @@ def take(x: Tensor, indices: Tensor | None) -> Tensor:
     if x.dim() == 4:
         return x.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
     return x.index_select(0, indices)
-
-
-def training_mode(module: nn.Module, n_samples: int) -> None:
-    """Set a module to training mode. One sample has no variance: BatchNorm then uses its buffers."""
-    module.train()
-    if n_samples == 1:
-        for layer in module.modules():
-            if isinstance(layer, BATCH_NORM):
-                layer.eval()
 
 
 @dataclass
@@ -129,7 +120,7 @@ def descend(
     if objective is None:
         function, x = _trained_function(network, x, part)
     else:
-        training_mode(network.module, len(x))
+        network.train(len(x))
     vector, gradient = network.vector[part], network.gradient[part]
     inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
     chain = chain_of(network, function, x) if objective is None else None
@@ -189,7 +180,7 @@ def hessian_product(theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
 def _at(theta: Tensor, batch: Batch) -> Network:
     """Set the batch's network to `theta`, in training mode and with a gradient of zero."""
     network = batch.network
-    training_mode(network.module, len(batch.x))
+    network.train(len(batch.x))
     network.vector.copy_(theta)
     network.gradient.zero_()
     return network
@@ -203,12 +194,12 @@ def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Modu
     """
     head_only = part == network.layout.head and part != slice(0, network.layout.size)
     if not head_only:
-        training_mode(network.module, len(x))
+        network.train(len(x))
         return network.module, x
     network.module.eval()
     head = network.head_module()
     for layer in [head] if head is not None else map(network.module.get_submodule, network.head_names):
-        training_mode(layer, len(x))
+        network.train(len(x), layer)
     features = frozen_features(network, x)
     return (network.module, x) if features is None or head is None else (head, features)
 

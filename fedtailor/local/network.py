@@ -2,10 +2,10 @@
 
 The vector holds everything that training changes: parameters and, beside the parameters of their layer, the floating
 buffers (BatchNorm's running mean and variance). Layers follow each other in the order in which they are registered,
-those of the head last, so that the body, the head and every layer are slices.
+those of the head last, so that the body, the head and every layer are slices. Frozen layers are not in it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, cast
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
+from fedtailor.local.layers import find_head, frozen_modules, layers_of
 from fedtailor.local.layout import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of a network's outputs and the targets
@@ -26,7 +27,8 @@ class Network:
     """The vector view of a module.
 
     `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
-    other. `layout` has their slices. With `autocast`, passes through the module are computed in bfloat16.
+    other. `layout` has their slices. `frozen` are the submodules without trained parameters, which always are in
+    evaluation mode. With `autocast`, passes through the module are computed in bfloat16.
     """
 
     autocast = False
@@ -34,20 +36,24 @@ class Network:
     def __init__(
         self,
         module: nn.Module,
-        head: int | str = 1,
+        head: int | str | list[str] = 1,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        example: Any = None,
+        pretrained: Collection[str] = (),
     ) -> None:
+        """`head` is a number of layers, the last that a forward pass of the `example` uses, or their names (see
+        `find_head`; a list has exact names). `pretrained` names the tensors that keep their values under any seed."""
         self.module = module.to(device=device, dtype=dtype)
-        layers = _layers(self.module)
+        self.frozen = frozen_modules(self.module)
+        layers = layers_of(self.module)
         kinds = {t.dtype for tensors in layers.values() for _, _, t in tensors if isinstance(t, nn.Parameter)}
         if len(kinds) != 1:
             raise FedtailorError(
                 "The network needs trainable parameters of one floating type; "
                 f"this one has {', '.join(sorted(map(str, kinds))) or 'none'}."
             )
-        trained = [name for name, tensors in layers.items() if isinstance(tensors[0][2], nn.Parameter)]
-        self.head_names = _head_names(trained, head)
+        self.head_names = head if isinstance(head, list) else find_head(self.module, head, example)
         order = [name for name in layers if name not in self.head_names] + self.head_names
         sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
         self.vector = torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop())
@@ -59,11 +65,15 @@ class Network:
         self._buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
         self._placed: set[tuple[int, str]] = set()
+        self._pretrained: list[slice] = []
         start = 0
         for name in order:
             places[name] = slice(start, start + sizes[name])
             for owner, attribute, tensor in layers[name]:
-                self._place(name, owner, attribute, tensor, slice(start, start + tensor.numel()))
+                where = slice(start, start + tensor.numel())
+                self._place(name, owner, attribute, tensor, where)
+                if f"{name}.{attribute}".lstrip(".") in pretrained:
+                    self._pretrained.append(where)
                 start += tensor.numel()
         head_size = sum(sizes[name] for name in self.head_names)
         norm_layers = [p for n, p in places.items() if isinstance(self.module.get_submodule(n), NORMALISATION)]
@@ -99,13 +109,31 @@ class Network:
 
     @property
     def has_batch_norm(self) -> bool:
-        """True if a layer normalises by the other samples of its batch."""
-        return any(isinstance(layer, BATCH_NORM) for layer in self.module.modules())
+        """True if a layer normalises by the other samples of its batch. Frozen layers use their buffers."""
+        frozen = set(self.frozen)
+        return any(isinstance(layer, BATCH_NORM) and layer not in frozen for layer in self.module.modules())
 
     @property
     def n_parameters(self) -> int:
         """The number of trainable parameters: the length of the vector without the buffers."""
         return self.layout.size - sum(len(self.vector[place]) for place in self.layout.buffers)
+
+    def frozen_tensors(self) -> Iterator[Tensor]:
+        """Yield the frozen parameters, and the buffers of frozen layers: equal at all clients, and never sent."""
+        yield from (parameter.detach() for parameter in self.module.parameters() if not parameter.requires_grad)
+        yield from (b for layer in self.frozen for b in layer._buffers.values() if b is not None)
+
+    def train(self, n_samples: int, module: nn.Module | None = None) -> None:
+        """Set the network, or a part of it, to training mode. Frozen layers stay in evaluation mode. One sample has no
+        variance: BatchNorm then uses its buffers."""
+        module = module or self.module
+        module.train()
+        for layer in self.frozen:
+            layer.training = False
+        if n_samples == 1:
+            for layer in module.modules():
+                if isinstance(layer, BATCH_NORM):
+                    layer.eval()
 
     def state_dict(self, theta: Tensor | None = None) -> dict[str, Tensor]:
         """Return the module's own state dict with the values of `theta`, as plain PyTorch loads it."""
@@ -134,14 +162,20 @@ class Network:
                 owner._buffers[key] = first.clone()
 
     def initialised(self, seed: int) -> Tensor:
-        """Return the network's initial vector under another seed: every layer that can is initialised anew."""
-        before = self.vector.clone()
+        """Return the network's initial vector under another seed: every layer that can is initialised anew, but for
+        frozen ones and pretrained weights."""
+        before, frozen = self.vector.clone(), set(self.frozen)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             for layer in self.module.modules():
-                if callable(reset := getattr(layer, "reset_parameters", None)):
+                if layer not in frozen and callable(reset := getattr(layer, "reset_parameters", None)):
+                    inside = [(p, p.detach().clone()) for p in layer.parameters() if not p.requires_grad]
                     reset()
+                    for parameter, value in inside:
+                        parameter.detach().copy_(value)
         other = self.vector.clone()
+        for place in self._pretrained:
+            other[place] = before[place]
         self.vector.copy_(before)
         return other
 
@@ -197,42 +231,6 @@ def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return (tensor.round() if tensor.is_floating_point() and not dtype.is_floating_point else tensor).to(
         dtype, copy=True
     )
-
-
-def _layers(module: nn.Module) -> dict[str, list[tuple[nn.Module, str, Tensor]]]:
-    """List the tensors of each layer (a submodule with parameters or buffers of its own): parameters, then buffers.
-
-    Shared tensors count once. Frozen parameters and constants (indices, masks) are left out.
-    """
-    layers: dict[str, list[tuple[nn.Module, str, Tensor]]] = {}
-    seen: set[int] = set()
-    for name, owner in module.named_modules():
-        parameters = [(owner, key, p) for key, p in owner._parameters.items() if p is not None and p.requires_grad]
-        buffers = [
-            (owner, key, b)
-            for key, b in owner._buffers.items()
-            if b is not None
-            and key not in owner._non_persistent_buffers_set
-            and ((b.is_floating_point() and bool(b.isfinite().all())) or key == "num_batches_tracked")
-        ]
-        tensors = [entry for entry in [*parameters, *buffers] if id(entry[2]) not in seen]
-        seen.update(id(tensor) for _, _, tensor in tensors)
-        if tensors:
-            layers[name] = tensors
-    return layers
-
-
-def _head_names(names: list[str], head: int | str) -> list[str]:
-    """List the layers of the head: the last `head` layers, or those of the named submodules (comma-separated)."""
-    if isinstance(head, int):
-        if not 0 <= head <= len(names):
-            raise FedtailorError(f"The head cannot have {head} layers: the network has {len(names)}.")
-        return names[len(names) - head :]
-    wanted = [part.strip() for part in head.split(",")]
-    for part in wanted:
-        if not any(name == part or name.startswith(part + ".") for name in names):
-            raise FedtailorError(f"The network has no layer {part!r} for the head; its layers are {', '.join(names)}.")
-    return [name for name in names if any(name == part or name.startswith(part + ".") for part in wanted)]
 
 
 def _view(flat: Tensor, shape: torch.Size) -> Tensor:

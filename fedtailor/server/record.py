@@ -2,6 +2,7 @@
 
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 about.json         the versions that made it, and the settings that decide its numbers
+network.json       the layers of the network, body, head and frozen, and what a client uploads
 partition.json     every client's name and its training, validation and test samples by class
 rounds.jsonl       one object a round: metrics, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
@@ -51,6 +52,7 @@ from fedtailor.files import (
     writing,
 )
 from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
+from fedtailor.server.setup import Setup
 from fedtailor.version import __version__
 
 try:
@@ -61,7 +63,12 @@ except ImportError:  # not on this system: two processes in one run directory ar
 FORMAT = 1  # of all files here: a run in another format is refused
 FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "observed", "tensorboard")
 GROWING = ("rounds.jsonl", "clients.jsonl")
-BEGINNING = ("lock", "partition.json", "about.json")  # written before `experiment.toml`, which makes it a run
+BEGINNING = (
+    "lock",
+    "partition.json",
+    "network.json",
+    "about.json",
+)  # written before `experiment.toml`, which makes it a run
 FILES = (*BEGINNING, "experiment.toml", *GROWING, "result.json")
 
 AnyRecord = TypeVar("AnyRecord", RoundRecord, ClientsRecord)
@@ -87,7 +94,9 @@ class RunDirectory:
         self.behind = False  # experiment.toml has fewer rounds than about.json
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, data: FederatedData, network: str) -> "RunDirectory":
+    def create(
+        cls, path: Path, experiment: Experiment, data: FederatedData, network: str, setup: Setup
+    ) -> "RunDirectory":
         check_free(path)
         make_directory(path)
         run = cls(path)
@@ -95,6 +104,7 @@ class RunDirectory:
         try:
             check_free(path)  # nobody else was faster
             write_atomically(path / "partition.json", seal({**describe(data), "network": network}))
+            write_atomically(path / "network.json", seal(setup.plain(), pretty=True))
             run._write_about(About(format=FORMAT, versions=versions(), experiment=deciding_settings(experiment)))
             write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
         except BaseException:
@@ -169,6 +179,11 @@ class RunDirectory:
     def partition(self) -> Partition:
         """Every client's name and its samples by class."""
         return read_sealed(self.path / "partition.json", Partition.from_json)
+
+    def setup(self) -> Setup | None:
+        """The network's layers and the uploads; None for a run of an older version."""
+        path = self.path / "network.json"
+        return read_sealed(path, Setup.from_json) if path.exists() else None
 
     def check(self, data: FederatedData, network: str) -> None:
         """Refuse to go on with other data, from another first vector (`network` is its checksum), or without the

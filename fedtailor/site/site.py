@@ -55,11 +55,16 @@ class Terms:
     rounds: int = 1
     on_train: bool = False  # measure models on the training samples too
     debug: bool = False  # let exceptions pass
+    weights: str = ""  # the checksum of the file of pretrained weights
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum of the vector that training begins with."""
-        return f"{crc32(self.initial.cpu().numpy().data):08x}"
+        """A checksum of the vector that training begins with, and of all that is frozen beside it or was loaded."""
+        checksum = crc32(self.initial.cpu().numpy().data)
+        for tensor in self.network.frozen_tensors():
+            checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
+        checksum = crc32(self.weights.encode(), checksum)
+        return f"{checksum:08x}"
 
 
 @dataclass

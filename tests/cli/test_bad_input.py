@@ -95,25 +95,32 @@ def test_a_command_that_does_not_exist(call: Call) -> None:
     [
         (
             "hidden",
-            "The model Net cannot be built: it does not take Net((1, 8, 8), 10), with the input shape and the number "
-            "of classes, and Net() failed (TypeError: Net.__init__() missing 1 required positional argument: "
-            "'hidden').",
+            "Net((1, 8, 8), 10) does not fit (too many positional arguments); Net() does not fit (missing a required "
+            "argument: 'hidden').",
         ),
         (
             "shape, classes",
-            "The model Net cannot be built: Net((1, 8, 8), 10), with the input shape and the number of classes, failed "
-            "(RuntimeError: no memory).",
+            "Net((1, 8, 8), 10) failed (RuntimeError: no memory); Net() does not fit (missing a required argument: "
+            "'shape').",
         ),
-        ("", "The model Net cannot be built: it does not take Net((1, 8, 8), 10), with the input shape and the number "
-             "of classes, and Net() failed (RuntimeError: no memory)."),
+        (
+            "num_classes, in_channels=3",
+            "Net((1, 8, 8), 10) failed (RuntimeError: no memory); Net(num_classes=10, in_channels=1) failed "
+            "(RuntimeError: no memory); Net() does not fit (missing a required argument: 'num_classes').",
+        ),
+        (
+            "",
+            "Net((1, 8, 8), 10) does not fit (too many positional arguments); Net() failed (RuntimeError: no memory).",
+        ),
     ],
 )  # fmt: skip
 def test_a_network_that_cannot_be_built_says_how_it_was_called(call: Call, arguments: str, said: str) -> None:
     lines = ["from torch import nn", "class Net(nn.Module):", f"    def __init__(self, {arguments}):"]
     write("tests_cli_net.py", "\n".join([*lines, "        raise RuntimeError('no memory')", ""]))
-    assert refusal(call, "run", "fedavg", "--model", "tests_cli_net:Net") == said
+    refused = refusal(call, "run", "fedavg", "--model", "tests_cli_net:Net")
+    assert refused == f"The model Net cannot be built: {said}"
     text = " ".join(done(call("run", "--help")).replace("│", " ").split())
-    assert "module:Class, called with (input shape, classes) or, if it does not take them, with nothing" in text
+    assert "module:Class, called with (input shape, classes), or by names of arguments like in_channels and" in text
 
 
 def test_run_without_a_method(call: Call) -> None:

@@ -1,0 +1,101 @@
+"""What a run begins with: the layers of its network, which of them are body, head and frozen, and what is uploaded."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from fedtailor.files import Count
+from fedtailor.local.network import Network
+from fedtailor.messages import Message, message_bytes
+from fedtailor.method import Method, describe_uploads
+from fedtailor.server.records import Plain, Record
+from fedtailor.text import human_bytes
+
+FEW_LAYERS = 4  # that are all named
+Part = Literal["body", "head", "frozen"]
+
+
+@dataclass(kw_only=True)
+class Layer(Record):
+    """A layer of the network: its trained numbers (or its frozen ones), buffers among them."""
+
+    name: str
+    kind: str
+    part: Part
+    numbers: Count
+
+
+@dataclass(kw_only=True)
+class Setup(Record):
+    """The network and the uploads of a run. The numbers and bytes are those of one client's upload in round 1."""
+
+    network: str
+    layers: list[Layer]
+    notes: list[str] = field(default_factory=list)  # on pretrained weights and adapters
+    method: str
+    uploads: dict[str, str]  # what the server sees of each
+    numbers: Count | None = None
+    bytes: Count | None = None
+
+    def plain(self) -> Plain:
+        """All fields as JSON has them."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Say all of it in a few lines."""
+        parts = [self._part(part) for part in ("body", "head")]
+        parts += [self._part("frozen")] if any(layer.part == "frozen" for layer in self.layers) else []
+        leaves = ", ".join(f"{name} ({how})" for name, how in self.uploads.items())
+        size = f": {self.numbers:,} numbers, {human_bytes(self.bytes or 0)} a round" if self.numbers is not None else ""
+        return [
+            f"Network {self.network}: {'; '.join(parts)}.",
+            *self.notes,
+            f"{self.method}: a client uploads {leaves or 'nothing'}{size if leaves else ''}.",
+        ]
+
+    def _part(self, part: Part) -> str:
+        """Name the layers of a part, and count their numbers."""
+        layers = [layer for layer in self.layers if layer.part == part]
+        named = [f"{layer.name or 'the network itself'} ({layer.kind})" for layer in layers]
+        shown = ", ".join(named if len(named) <= FEW_LAYERS else [*named[:2], "…", named[-1]])
+        count = f"{len(named)} layers: " if len(named) > FEW_LAYERS else ""
+        return f"{part} {count}{shown or 'empty'}, {sum(layer.numbers for layer in layers):,} numbers"
+
+
+def describe_setup(
+    network: Network, name: str, notes: list[str], method: Method, method_name: str, upload: Message | None
+) -> Setup:
+    """Describe a network, and what a client uploads: tensors like those of round 1, if they are known."""
+    return Setup(
+        network=name,
+        layers=[*_trained(network), *_frozen(network)],
+        notes=notes,
+        method=method_name,
+        uploads=describe_uploads(method),
+        numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
+        bytes=None if upload is None else message_bytes(upload),
+    )
+
+
+def _trained(network: Network) -> list[Layer]:
+    return [
+        Layer(
+            name=name,
+            kind=type(network.module.get_submodule(name)).__name__,
+            part="head" if name in network.head_names else "body",
+            numbers=place.stop - place.start,
+        )
+        for name, place in network.layout.layers.items()
+    ]
+
+
+def _frozen(network: Network) -> list[Layer]:
+    layers, seen, fixed = list[Layer](), set[int](), set(network.frozen)
+    for name, layer in network.module.named_modules():
+        tensors = [p for p in layer._parameters.values() if p is not None and not p.requires_grad]
+        tensors = [p for p in tensors if id(p) not in seen]
+        seen.update(map(id, tensors))
+        sizes = [p.numel() for p in tensors]
+        sizes += [b.numel() for b in layer._buffers.values() if b is not None and layer in fixed]
+        if sizes:
+            layers.append(Layer(name=name, kind=type(layer).__name__, part="frozen", numbers=sum(sizes)))
+    return layers
