@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtailor.data import Dataset, FederatedData, federate, from_list, load
-from fedtailor.errors import FedtailorError, brief, unknown
+from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment
+from fedtailor.fitting import fit_inputs, try_out
 from fedtailor.imports import import_object
-from fedtailor.local.isolation import changes
+from fedtailor.local.inputs import sample_shape
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.streams import torch_seed
 from fedtailor.messages import Declaration, State
 from fedtailor.method import Method, Server
 from fedtailor.methods import find_method
-from fedtailor.models import ModelLike, build_model
+from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.participation import Participation
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluator
@@ -115,13 +116,15 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
             "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
             "give the labels as whole numbers."
         )
-    shape = tuple(data.x.shape[1:])
-    module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
+    model, shape = objects.model or experiment.model, sample_shape(data.x)
+    tokens = data.vocabulary if wants_tokens(model) else None
+    module = build_model(model, shape, data.n_outputs, experiment.seed, tokens=tokens)
+    data = fit_inputs(data, module, getattr(torch, experiment.dtype))
     pristine = copy.deepcopy(module)
     network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
     if network.has_batch_norm and experiment.batch == 1:
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
-    _try_out(network, data, loss)
+    try_out(network, data, loss)
     initial = network.vector.clone()
     training = data.n_clients - len(data.new)
     terms = Terms(
@@ -329,27 +332,6 @@ def find_loss(name: str) -> Loss:
     if not callable(found):
         raise FedtailorError(f"The loss {name} is not a function of (outputs, targets).")
     return found  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
-    """One pass over two samples: do the network, the data and the loss fit together?"""
-    network.module.eval()
-    before = changes(data.x, data.y)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
-            value: Tensor = loss(network(data.x[:2]), data.y[:2])
-    except Exception as error:  # whatever a foreign network or loss raises
-        shape = "×".join(map(str, data.x.shape[1:]))
-        raise FedtailorError(
-            f"The model, the data ({shape}) and the loss do not fit together ({brief(error)})."
-        ) from error
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FedtailorError("The loss must return one number: the mean over the samples.")
-    if changes(data.x, data.y) != before:
-        raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
 
 
 def create(path: Path, prepared: Prepared) -> Simulation:
