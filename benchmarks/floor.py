@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.measuring import CORES, Goal, best_of, images, table, timed
 from fedtailor.data import FederatedData
 from fedtailor.experiment import make_experiment
+from fedtailor.local.inputs import Inputs
 from fedtailor.simulation import Objects, Simulation, prepare
 
 Samples = list[tuple[Tensor, Tensor]]  # of each client
@@ -140,7 +141,8 @@ class PlainLoop:
 def samples_of(data: FederatedData) -> tuple[Samples, Samples]:
     """Copy every client's samples to train on and those held out, as a plain loop has them: channels first."""
 
-    def plain(x: Tensor) -> Tensor:
+    def plain(x: Inputs) -> Tensor:
+        assert isinstance(x, Tensor)
         return torch.empty(x.shape).copy_(x)
 
     clients = [data.client(number) for number in range(data.n_clients)]

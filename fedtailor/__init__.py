@@ -29,6 +29,7 @@ __all__ = [
     "compare",
     "export",
     "federate",
+    "lazy",
     "load",
     "load_data",
     "load_model",
@@ -41,7 +42,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fedtailor.api import advise, compare, report, reproduce
-    from fedtailor.data import Dataset, federate
+    from fedtailor.data import Dataset, federate, lazy
     from fedtailor.data import load as load_data
     from fedtailor.deploy.adapting import adapt
     from fedtailor.deploy.exporting import export
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": ("advise", "compare", "report", "reproduce"),
-    "data": ("Dataset", "federate"),
+    "data": ("Dataset", "federate", "lazy"),
     "deploy.adapting": ("adapt",),
     "deploy.exporting": ("export",),
     "deploy.model_file": ("load_model",),

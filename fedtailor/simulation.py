@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtailor.data import Dataset, FederatedData, federate, from_list, load
-from fedtailor.errors import FedtailorError, brief, unknown
+from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment
+from fedtailor.fitting import fit_inputs, try_out
 from fedtailor.imports import import_object
-from fedtailor.local.isolation import changes
+from fedtailor.local.inputs import held, sample_shape
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.streams import torch_seed
 from fedtailor.messages import Declaration, Message, State
 from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
-from fedtailor.models import ModelLike, build_model
+from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
 from fedtailor.server.checkpoint import Checkpoint
@@ -147,12 +148,14 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
             "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
             "give the labels as whole numbers."
         )
-    shape = tuple(data.x.shape[1:])
-    module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
+    model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
+    tokens = data.vocabulary if wants_tokens(model) else None
+    module = build_model(model, shape, data.n_outputs, experiment.seed, tokens=tokens)
+    data = fit_inputs(data, module, dtype)
     assembled = assemble(
-        module.to(device=device, dtype=getattr(torch, experiment.dtype)),
+        module.to(device=device, dtype=dtype),
         experiment.head,
-        data.x[:2].clone(),
+        held(data.x[:2]),
         weights=experiment.weights,
         frozen=experiment.frozen,
         lora=experiment.lora,
@@ -162,7 +165,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     if network.has_batch_norm and experiment.batch == 1:
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     network.autocast = experiment.autocast
-    _try_out(network, data, loss)
+    try_out(network, data, loss)
     initial = network.vector.clone()
     training = data.n_clients - len(data.new)
     terms = Terms(
@@ -360,41 +363,6 @@ def find_loss(name: str) -> Loss:
     if not callable(found):
         raise FedtailorError(f"The loss {name} is not a function of (outputs, targets).")
     return found  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def _try_out(network: Network, data: FederatedData, loss: Loss) -> None:
-    """One pass over two samples: do the network, the data and the loss fit together?"""
-    network.module.eval()
-    before = changes(data.x, data.y)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
-            with network.precision():
-                outputs = network(data.x[:2])
-                _check_outputs(outputs, data, loss)
-                value: Tensor = loss(outputs, data.y[:2])
-    except FedtailorError:
-        raise
-    except Exception as error:  # whatever a foreign network or loss raises
-        shape = "×".join(map(str, data.x.shape[1:]))
-        raise FedtailorError(
-            f"The model, the data ({shape}) and the loss do not fit together ({brief(error)})."
-        ) from error
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FedtailorError("The loss must return one number: the mean over the samples.")
-    if changes(data.x, data.y) != before:
-        raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
-
-
-def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:
-    """Refuse outputs that cannot be scores of the classes."""
-    if not isinstance(outputs, Tensor):
-        raise FedtailorError(f"The model returns a {type(outputs).__name__}, but it must return one tensor of outputs.")
-    given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
-    if given is not None and given < wanted and loss is functional.cross_entropy:
-        raise FedtailorError(f"The model gives {given} outputs, but there are {wanted} classes: give it one for each.")
 
 
 def create(path: Path, prepared: Prepared) -> Simulation:

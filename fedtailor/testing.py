@@ -322,6 +322,7 @@ def _digits(sizes: list[int]) -> Clients:
     data = load_data("digits")
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0), device="cpu")
     pieces = order[: sum(sizes)].split(sizes)
+    assert isinstance(data.x, Tensor)
     return [(data.x[piece].float() / 16, data.y[piece]) for piece in pieces]
 
 

@@ -14,6 +14,7 @@ import fedtailor as ft
 from fedtailor.experiment import deciding_settings, make_experiment, write_toml
 from fedtailor.files import seal, unseal
 from fedtailor.method import Uploads
+from fedtailor.models import CATALOGUE
 from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.simulation import Objects, Simulation, prepare
 
@@ -78,6 +79,11 @@ def digits(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     x, y = torch.tensor(x[order] / 16, dtype=torch.float32), torch.tensor(y[order])
     ends = np.cumsum(sizes)
     return [(x[end - size : end], y[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def fitting_shape(name: str) -> tuple[int, ...]:
+    """The shape of samples that a network of the catalogue takes: an image, or a window."""
+    return (3, 32) if CATALOGUE[name].samples in ("sequences", "windows") else (3, 32, 32)
 
 
 def make_simulation(method: str, **settings: Any) -> Simulation:

@@ -67,13 +67,15 @@ def models(json: Json = False) -> None:
     from fedtailor.local.network import Network
     from fedtailor.models import CATALOGUE, build_model
 
-    shapes = {"28×28": (1, 28, 28), "32×32 colour": (3, 32, 32)}
+    shapes = {"28×28": (1, 28, 28), "32×32 colour": (3, 32, 32), "6×128 window": (6, 128)}
     rows: list[dict[str, Any]] = [
         {
             "name": info.name,
             "description": info.description,
             "parameters": {
-                label: Network(build_model(info.name, shape, 10, 0)).n_parameters for label, shape in shapes.items()
+                label: Network(build_model(info.name, shape, 10, 0)).n_parameters
+                for label, shape in shapes.items()
+                if info.fits(shape)
             },
         }
         for info in CATALOGUE.values()
@@ -81,7 +83,8 @@ def models(json: Json = False) -> None:
     if json:
         _print_json(rows)
         return
-    cells = [(r["name"], r["description"], *(f"{count:,}" for count in r["parameters"].values())) for r in rows]
+    counts = [[f"{r['parameters'][label]:,}" if label in r["parameters"] else "–" for label in shapes] for r in rows]
+    cells = [(row["name"], row["description"], *cell) for row, cell in zip(rows, counts, strict=True)]
     columns = ("name", "network", *(f"parameters, {label}, 10 classes" for label in shapes))
     out.print(definition_table("Models", columns, cells))
     out.print("Your own: an nn.Module, named as module:Class.", highlight=False)

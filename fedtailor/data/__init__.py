@@ -5,6 +5,7 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.federated import ClientData, FederatedData
 from fedtailor.data.federating import federate
 from fedtailor.data.info import DataInfo, data_dir, found
+from fedtailor.data.large import lazy
 from fedtailor.data.loading import catalogue, load
 from fedtailor.data.partitions import partitions_catalogue
 
@@ -18,6 +19,7 @@ __all__ = [
     "federate",
     "found",
     "from_list",
+    "lazy",
     "load",
     "partitions_catalogue",
 ]

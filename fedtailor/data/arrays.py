@@ -3,6 +3,7 @@
 import re
 import zipfile
 from collections.abc import Sequence
+from itertools import count, takewhile
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedtailor.data.dataset import Dataset, without_labels
 from fedtailor.data.unpacking import check_archive, damaged, reading
 from fedtailor.errors import FedtailorError, brief, listed
+from fedtailor.local.inputs import Inputs, Lazy, Several, join
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -54,8 +56,12 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Arr
         return array
 
 
-def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
-    """Read `x`, `y` and, if it is there, `client`. Unless `labelled`, `y` may be missing."""
+def read_npz(path: Path, arrays: dict[str, Any], labelled: bool = True) -> Dataset:
+    """Read `x` (or `x1`, `x2`, …, several inputs), `y` and, if it is there, `client`. Unless `labelled`, `y` may be
+    missing."""
+    several = tuple(takewhile(arrays.__contains__, (f"x{number}" for number in count(1))))
+    if several and "x" not in arrays:
+        arrays = {**arrays, "x": tuple(arrays[key] for key in several)}
     missing = [key for key in ("x", "y") if key not in arrays and (labelled or key != "y")]
     if missing:
         raise FedtailorError(
@@ -63,7 +69,7 @@ def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
             "np.savez(file, x=..., y=...)."
         )
     client, names = encode(arrays["client"], f"The clients of {path}") if "client" in arrays else (None, ())
-    x = as_features(arrays["x"], path.name)
+    x = as_samples(arrays["x"], path.name)
     if "y" not in arrays:
         return without_labels(path.name, x, client, names)
     y, classes = encode(arrays["y"], f"The labels of {path}")
@@ -86,7 +92,7 @@ def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> D
     pairs = [_pair(part, client, name) for client, part in enumerate(parts)]
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
     for what, tensors in (("features", xs), ("labels", ys)):
-        kinds = [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors]
+        kinds = [_kinds(tensor) for tensor in tensors]
         for client, kind in enumerate(kinds):
             if kind != kinds[0]:
                 raise FedtailorError(
@@ -97,7 +103,7 @@ def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> D
     classes = () if y.is_floating_point() else numbered_classes(y, name, gaps)
     owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in ys]))
     names = tuple(map(str, range(len(parts))))
-    return Dataset(name, torch.cat(xs), y, classes, client=owner, client_names=names)
+    return Dataset(name, join(xs), y, classes, client=owner, client_names=names)
 
 
 def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...]:
@@ -111,24 +117,31 @@ def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...
     return tuple(map(str, range(many)))
 
 
-def _words(kind: tuple[torch.dtype, tuple[int, ...]]) -> str:
-    return f"type {str(kind[0]).removeprefix('torch.')} and shape {kind[1]}"
+def _kinds(x: Inputs) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Return the type and the shape of a sample, or of each of its inputs."""
+    x = x.like if isinstance(x, Lazy) else x
+    return [kind for part in x.parts for kind in _kinds(part)] if isinstance(x, Several) else [(x.dtype, x.shape[1:])]
 
 
-def _pair(part: Any, client: int, name: str) -> tuple[Tensor, Tensor]:
+def _words(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> str:
+    return ", ".join(f"type {str(kind).removeprefix('torch.')} and shape {tuple(shape)}" for kind, shape in kinds)
+
+
+def _pair(part: Any, client: int, name: str) -> tuple[Inputs, Tensor]:
     who = f"Client {client} of {name!r}"
     if _is_frame(part):
         raise FedtailorError(f"{who} is one table: give a pair (x, y) of its features and its labels{_EXAMPLE}.")
-    if not (isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part))):
+    if not (isinstance(part, (tuple, list)) and len(part) == 2 and _are_inputs(part[0]) and _is_array(part[1])):
         try:
             items = [part[index] for index in range(len(part))]
-            part = [np.stack([as_array(item[side], who) for item in items]) for side in (0, 1)]
+            part = [stacked([item[side] for item in items], who) for side in (0, 1)]
         except (TypeError, ValueError, IndexError, KeyError):
             raise FedtailorError(
                 f"{who} is neither a pair (x, y) of arrays nor a dataset of (x, y) "
                 "items: give one of these with at least one sample, all of the same shape."
             ) from None
-    x, y = (np.atleast_1d(as_array(side, who)) for side in part)
+    x, y = part[0] if isinstance(part[0], (tuple, Lazy)) else np.atleast_1d(as_array(part[0], who)), part[1]
+    x, y = as_samples(x, name, double=True), np.atleast_1d(as_array(y, who))
     if len(x) == 0 or len(x) != len(y):
         raise FedtailorError(
             f"{who} has {len(x)} samples and {len(y)} labels: give at least one sample, and a label for each."
@@ -136,7 +149,22 @@ def _pair(part: Any, client: int, name: str) -> tuple[Tensor, Tensor]:
     if y.dtype.kind not in "biuf":
         raise FedtailorError(f"{who} has labels of type {y.dtype}: give numbers.")
     y = y.astype((y.dtype if y.dtype == np.float64 else np.float32) if y.dtype.kind == "f" else np.int64)
-    return as_features(x, name, double=True), torch.from_numpy(y)
+    return x, torch.from_numpy(y)
+
+
+def stacked(values: list[Any], who: str) -> Array | tuple[Array, ...]:
+    """Stack the inputs, or the labels, of single items. A tuple of arrays is several inputs."""
+    if _are_several(values[0]):
+        return tuple(np.stack([as_array(part, who) for part in parts]) for parts in zip(*values, strict=True))
+    return np.stack([as_array(value, who) for value in values])
+
+
+def _are_inputs(value: object) -> bool:
+    return _is_array(value) or isinstance(value, Lazy) or _are_several(value)
+
+
+def _are_several(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
 
 
 def _is_array(value: object) -> bool:
@@ -159,8 +187,17 @@ def as_array(value: Any, name: str) -> Array:
         raise FedtailorError(f"{name} cannot be made an array of numbers ({brief(error)}).") from None
 
 
-def as_features(x: Array, name: str, double: bool = False) -> Tensor:
-    """Convert an array: uint8 images to (n, channels, height, width), all else to float32 (or, with `double`, kept)."""
+def as_samples(x: Any, name: str, double: bool = False) -> Inputs:
+    """Convert an array, or a tuple of arrays for several inputs. Samples that are read lazily stay as they are."""
+    if isinstance(x, tuple):
+        return Several(tuple(p if isinstance(p, Lazy) else as_features(p, name, double, alone=False) for p in x))
+    return x if isinstance(x, Lazy) else as_features(x, name, double)
+
+
+def as_features(x: Any, name: str, double: bool = False, alone: bool = True) -> Tensor:
+    """Convert an array: uint8 images to (n, channels, height, width), integers to int64, all else to float32 (or, with
+    `double`, float64 is kept). Unless it is the only input, booleans and single numbers stay as they are."""
+    x = as_array(x, name) if alone else np.atleast_1d(as_array(x, name))
     if x.dtype.kind not in "biuf":
         raise FedtailorError(f"The features of {name!r} are of type {x.dtype}: give numbers.")
     x = np.require(x, requirements=["C", "W"])  # PyTorch takes no others
@@ -169,10 +206,12 @@ def as_features(x: Array, name: str, double: bool = False) -> Tensor:
     if x.dtype == np.uint8 and x.ndim == 4:
         channels_last = x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
         return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous() if channels_last else torch.from_numpy(x)
-    if not (double and x.dtype == np.float64):
+    if x.dtype.kind in "iu" and x.dtype != np.uint64:  # which has numbers that no other integer type has
+        x = x.astype(np.int64)
+    elif not ((double and x.dtype == np.float64) or (x.dtype.kind == "b" and not alone)):
         with np.errstate(over="ignore"):  # what is too large for float32 becomes Inf, which is refused
             x = x.astype(np.float32)
-    return torch.from_numpy(x[:, None] if x.ndim == 1 else x)
+    return torch.from_numpy(x[:, None] if x.ndim == 1 and alone else x)
 
 
 def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...]]:

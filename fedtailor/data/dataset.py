@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
+from fedtailor.local.inputs import Inputs, Lazy, Several, tensors
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+PIECE = 4096  # samples that are checked together
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +21,14 @@ class Dataset:
     """Samples with their classes and, where known, the authors' split and the natural clients."""
 
     name: str
-    x: Tensor  # uint8 images (n, channels, height, width), or features (n, ...), float32 or float64
+    x: Inputs  # uint8 images (n, channels, height, width), features (n, ...), float32 or float64, or int64 numbers
     y: Tensor  # int64 class numbers, or float targets (regression)
     classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
     part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the authors' own split
     client: Tensor | None = None  # int64: index into client_names
     client_names: tuple[str, ...] = ()
     group: Tensor | None = None  # int64: samples of one group are partitioned and split together
+    tokens: int | None = None  # number of token values, where x is a text and the loader knows it
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -37,13 +40,21 @@ class Dataset:
         return len(self.y)
 
 
-def without_labels(name: str, x: Tensor, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
+def without_labels(name: str, x: Inputs, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
     """Make a data set of samples without labels: it has no classes, and zeros for targets."""
-    return Dataset(name, x, torch.zeros(x.shape[:1]), (), client=client, client_names=client_names)
+    return Dataset(
+        name,
+        x,
+        torch.zeros(x.shape[:1] if isinstance(x, Tensor) else len(x)),
+        (),
+        client=client,
+        client_names=client_names,
+    )
 
 
 def _check_lengths(data: Dataset) -> None:
-    if data.x.ndim == 0 or data.y.ndim == 0 or len(data.y) == 0:
+    scalar = isinstance(data.x, Tensor) and data.x.ndim == 0
+    if scalar or data.y.ndim == 0 or len(data.y) == 0:
         raise FedtailorError(f"The data set {data.name!r} has no samples: it needs at least one.")
     for field in ("x", "part", "client", "group"):
         values = getattr(data, field)
@@ -55,21 +66,41 @@ def _check_lengths(data: Dataset) -> None:
 
 
 def _check_features(data: Dataset) -> None:
-    if data.x.dtype == torch.uint8:
-        if data.x.ndim != 4:
+    parts = data.x.parts if isinstance(data.x, Several) else (data.x,)
+    for part in parts:
+        if len(part) != len(parts[0]):
             raise FedtailorError(
-                f"The images of {data.name!r} have shape {tuple(data.x.shape)}: "
+                f"The inputs of {data.name!r} have {len(parts[0])} and {len(part)} samples: give each as many."
+            )
+        if isinstance(part, Tensor):  # others are checked where they are read
+            check_samples(data.name, part, alone=len(parts) == 1)
+
+
+def check_samples(name: str, x: Inputs, alone: bool = True) -> None:
+    """Refuse samples of another type or shape than networks take, and NaN. Booleans are not for a single input."""
+    if isinstance(x, Several):
+        for part in x.parts:
+            check_samples(name, part, alone=False)
+        return
+    kind = tensors(x.like)[0] if isinstance(x, Lazy) else x
+    if kind.dtype == torch.uint8:
+        if kind.ndim != 4:
+            raise FedtailorError(
+                f"The images of {name!r} have shape {(len(x), *kind.shape[1:])}: "
                 "give them as (samples, channels, height, width)."
             )
         return
-    if data.x.dtype not in (torch.float32, torch.float64):
+    if kind.dtype == torch.int64 or (kind.dtype == torch.bool and not alone):
+        return
+    if kind.dtype not in (torch.float32, torch.float64):
         raise FedtailorError(
-            f"The features of {data.name!r} are {data.x.dtype}: give float32 or float64 features or uint8 images."
+            f"The features of {name!r} are {kind.dtype}: give float32, float64 or int64 features or uint8 images."
         )
-    bad = (~torch.isfinite(data.x)).reshape(len(data.x), -1).any(dim=1)
+    pieces = [tensors(piece)[0] for piece in x.split(PIECE)]
+    bad = torch.cat([(~torch.isfinite(piece)).reshape(len(piece), -1).any(1) for piece in pieces])
     if bad.any():
         raise FedtailorError(
-            f"The features of {data.name!r} are not all finite: {int(bad.sum())} of {len(bad)} samples hold "
+            f"The features of {name!r} are not all finite: {int(bad.sum())} of {len(bad)} samples hold "
             f"NaN or Inf, the first is sample {int(bad.nonzero()[0])}; clean the data first."
         )
 

@@ -4,6 +4,7 @@ All clients' samples are in one tensor, client by client, and within a client tr
 data is a slice without copies, and can be shared between processes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from zlib import crc32
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor
 
 from fedtailor.errors import unknown
+from fedtailor.local.inputs import Inputs, Lazy, Several, take, tensors
 
+PIECE = 4096  # samples that are looked at together
+CHECKED = 256  # samples in the checksum of those that are not in memory
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 
 
@@ -21,26 +25,26 @@ class ClientData:
     """One client's inputs and targets, in the order train, validation, test."""
 
     name: str
-    x: Tensor
+    x: Inputs
     y: Tensor
     ends: tuple[int, int]  # of the training and of the validation samples
     n_classes: int | None = None  # where labels are the client's own
 
     @property
-    def train(self) -> tuple[Tensor, Tensor]:
+    def train(self) -> tuple[Inputs, Tensor]:
         return self.x[: self.ends[0]], self.y[: self.ends[0]]
 
     @property
-    def validation(self) -> tuple[Tensor, Tensor]:
+    def validation(self) -> tuple[Inputs, Tensor]:
         first, last = self.ends
         return self.x[first:last], self.y[first:last]
 
     @property
-    def test(self) -> tuple[Tensor, Tensor]:
+    def test(self) -> tuple[Inputs, Tensor]:
         return self.x[self.ends[1] :], self.y[self.ends[1] :]
 
     @property
-    def held_out(self) -> Tensor:
+    def held_out(self) -> Inputs:
         """The inputs of the validation and test samples."""
         return self.x[self.ends[0] :]
 
@@ -50,7 +54,7 @@ class FederatedData:
     """The data of all clients; made by `federate`."""
 
     name: str
-    x: Tensor
+    x: Inputs
     y: Tensor
     bounds: Tensor  # int64 (clients, 4): start, end of train, end of validation, end of test
     classes: tuple[str, ...]  # () for regression
@@ -58,6 +62,7 @@ class FederatedData:
     new: frozenset[int] = frozenset()  # clients held out from training
     own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
     own_names: tuple[tuple[str, ...], ...] = ()  # and their names
+    tokens: int | None = None  # number of token values, where the data set says it
 
     @property
     def n_clients(self) -> int:
@@ -67,6 +72,15 @@ class FederatedData:
     def n_outputs(self) -> int:
         """The number of outputs of a network for these data: one a class, or one a target."""
         return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
+
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of token values, if the samples are whole numbers from 0: as the data set says it, or counted."""
+        kind = self.x.like if isinstance(self.x, Lazy) else self.x
+        if self.tokens is not None or isinstance(kind, Several) or kind.dtype != torch.int64:
+            return self.tokens
+        ends = [piece.aminmax() for piece in self.x.split(PIECE) if isinstance(piece, Tensor)]
+        return int(max(high for _, high in ends)) + 1 if min(low for low, _ in ends) >= 0 else None
 
     @cached_property
     def places(self) -> list[list[int]]:
@@ -78,13 +92,13 @@ class FederatedData:
         """The number of training samples of each client."""
         return self.bounds[:, 1] - self.bounds[:, 0]
 
-    def train(self, client: int) -> tuple[Tensor, Tensor]:
+    def train(self, client: int) -> tuple[Inputs, Tensor]:
         return self._slice(client, "train")
 
-    def validation(self, client: int) -> tuple[Tensor, Tensor]:
+    def validation(self, client: int) -> tuple[Inputs, Tensor]:
         return self._slice(client, "validation")
 
-    def test(self, client: int) -> tuple[Tensor, Tensor]:
+    def test(self, client: int) -> tuple[Inputs, Tensor]:
         return self._slice(client, "test")
 
     def classes_of(self, client: int) -> tuple[str, ...]:
@@ -109,14 +123,14 @@ class FederatedData:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def fingerprint(self) -> str:
-        """Compute a checksum of all samples and of their partition."""
-        x = self.x.permute(0, 2, 3, 1) if self.x.ndim == 4 else self.x
+        """Compute a checksum of all samples and of their partition; of samples that are not in memory, some."""
         checksum = 0
-        for tensor in (self.bounds, self.y, x):
+        for tensor in (self.bounds, self.y, *_tensors(self.x)):
+            tensor = tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
             checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
         return f"{checksum:08x}"
 
-    def _slice(self, client: int, split: str) -> tuple[Tensor, Tensor]:
+    def _slice(self, client: int, split: str) -> tuple[Inputs, Tensor]:
         first, last = SPLITS[split]
         start, end = self.places[client][first], self.places[client][last]
         return self.x[start:end], self.y[start:end]
@@ -132,3 +146,14 @@ class FederatedData:
             labels = self.y[place[first] : place[last]]
             row += torch.bincount(labels, minlength=len(row)) if self.classes else len(labels)
         return table
+
+
+def _tensors(x: Inputs) -> Iterator[Tensor]:
+    """Yield the tensors that stand for samples in a checksum: all, or some that are spread evenly over lazy ones."""
+    if isinstance(x, Several):
+        for part in x.parts:
+            yield from _tensors(part)
+    elif isinstance(x, Lazy):
+        yield from tensors(take(x, torch.linspace(0, len(x) - 1, CHECKED).long().unique()))
+    else:
+        yield x

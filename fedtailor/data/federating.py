@@ -1,7 +1,7 @@
 """From a data set to a federation: its samples partitioned among clients, and each client's split into parts."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from fedtailor.data.federated import FederatedData
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
 from fedtailor.data.splits import official_parts, random_sides, thin
 from fedtailor.errors import FedtailorError, unknown
+from fedtailor.local.inputs import Held, Inputs, Lazy, Several
 from fedtailor.local.streams import numpy_stream
 
 MOST_COUNTS = 20_000_000  # clients × classes
@@ -64,6 +65,7 @@ def federate(
         classes=dataset.classes,
         names=names,
         new=frozenset(range(len(names) - new_clients, len(names))),
+        tokens=dataset.tokens,
     )
     return _own_labels(federated) if labels == "own" else federated
 
@@ -217,14 +219,24 @@ def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tupl
     return torch.from_numpy(np.hstack([starts, ends])), torch.from_numpy(order)
 
 
-def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
+@overload
+def as_inputs(x: Held, pixels: str, dtype: torch.dtype) -> Held: ...
+@overload
+def as_inputs(x: Inputs, pixels: str, dtype: torch.dtype) -> Inputs: ...
+def as_inputs(x: Inputs, pixels: str, dtype: torch.dtype) -> Inputs:
     """Convert samples to a network's inputs: pixels scaled, images with the channels last in memory (faster on a CPU).
 
     Images are copied in any case: so the strides are those of channels_last with one channel too, or convolutions
-    would take a slower way.
+    would take a slower way. Integers and booleans stay what they are: whether the network takes them is not known yet.
     """
+    if isinstance(x, Several):
+        return Several(tuple(as_inputs(part, pixels, dtype) for part in x.parts))
+    if isinstance(x, Lazy):
+        return x.map(lambda samples: as_inputs(samples, pixels, dtype))
     if x.ndim == 4:
         x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+    if x.dtype in (torch.int64, torch.bool):
+        return x
     if x.dtype != torch.uint8:
         inputs = x.to(dtype)
         if dtype.itemsize < x.dtype.itemsize and not torch.isfinite(inputs).all():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedtailor.data import arrays, cifar, idx, images, medmnist, omniglot, synthetic, table
+from fedtailor.data import arrays, cifar, idx, images, large, medmnist, omniglot, synthetic, table
 from fedtailor.data import info as information
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, Reader
@@ -28,7 +28,7 @@ def load(
     image_size: int | None = None,
     labelled: bool = True,
 ) -> Dataset:
-    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder of images by path.
+    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder by path.
 
     `label_column` and `client_column` are for a CSV, `image_size` for a folder. With `labelled=False`, data of the
     user's may come without labels: they then have no classes, and zeros for targets.
@@ -37,15 +37,18 @@ def load(
     base, _, variant = name.partition(":")
     own = None if base in DATA_SETS else _own_path(name, root)
     csv, folder = own is not None and own.suffix.lower() == ".csv", own is not None and own.is_dir()
+    stored = own is not None and large.is_folder(own)
     if (label_column or client_column) and not csv:
         raise FedtailorError(f"--label-column and --client-column are for CSV files: leave them out for {name!r}.")
-    if image_size is not None and not folder:
+    if image_size is not None and (stored or not folder):
         raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
     if own is None:
         info, reader = DATA_SETS[base]
         if variant and not info.variants:
             raise FedtailorError(f"The data set {base!r} has no variants: write {base!r}, not {name!r}.")
         return reader(info, root, variant)
+    if stored:
+        return arrays.read_npz(own, large.read_folder(own), labelled)
     if folder:
         return images.read_folder(own, image_size, labelled)
     return table.read_csv(own, label_column, client_column, labelled) if csv else _read_npz(own, labelled)

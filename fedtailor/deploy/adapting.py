@@ -21,6 +21,8 @@ from fedtailor.deploy.predicting import columns_in
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.files import write_atomically
+from fedtailor.fitting import fit_inputs, try_out
+from fedtailor.local.inputs import sample_shape, shape_words
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Adapt, Metrics, Reply
 from fedtailor.result import RunResult
@@ -171,12 +173,14 @@ def _new_clients(
     dataset = _matching(_dataset(data, experiment), known, own=experiment.labels == "own")
     if dataset.client is None and experiment.clients is None and experiment.partition is None:
         experiment = experiment.model_copy(update={"clients": 1, "partition": "iid", "min_samples": 1})
-    federated = partition_data(experiment, dataset).to(known.x.device)
+    network = source.terms.network
+    federated = fit_inputs(partition_data(experiment, dataset).to(known.x.device), network.module, network.vector.dtype)
     if len(federated.classes) > len(known.classes):
         raise FedtailorError(
             f"A client of {federated.name!r} has {len(federated.classes)} classes, but none of the run's had more than "
             f"{len(known.classes)}."
         )
+    try_out(network, federated, source.terms.loss)
     return replace(federated, classes=known.classes), list(range(federated.n_clients)), csv_columns(experiment)
 
 
@@ -196,7 +200,7 @@ def _dataset(data: Data, experiment: Experiment) -> Dataset:
 def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
     """Number a data set's classes as in the run. Refuse another input shape, and classes that the run does not have.
     Where labels are each client's own, their names do not matter."""
-    shape, wanted = ("×".join(map(str, x.shape[1:])) for x in (dataset.x, known.x))
+    shape, wanted = (shape_words(sample_shape(x)) for x in (dataset.x, known.x))
     if shape != wanted:
         raise FedtailorError(f"The samples of {dataset.name!r} have the shape {shape}, but the run's have {wanted}.")
     if bool(dataset.classes) != bool(known.classes) or dataset.y.shape[1:] != known.y.shape[1:]:

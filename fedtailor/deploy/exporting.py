@@ -14,9 +14,10 @@ from fedtailor.deploy.model_file import Description, check_free, files_of, write
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, experiment_hash
+from fedtailor.local.inputs import Shape, held, sample_shape
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import EvaluateShared, Measured, Metrics
-from fedtailor.models import import_lines
+from fedtailor.models import import_lines, wants_tokens
 from fedtailor.models.expression import expression
 from fedtailor.models.lora import plain
 from fedtailor.result import RunResult
@@ -122,9 +123,14 @@ class Source:
         return self.simulation.terms
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """The shape of one sample."""
-        return tuple(self.data.x.shape[1:])
+        return sample_shape(self.data.x)
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of token values that the network was built for."""
+        return self.data.vocabulary if wants_tokens(self.result.experiment.model) else None
 
     @property
     def experiment_hash(self) -> str:
@@ -132,7 +138,7 @@ class Source:
 
     def onnx(self) -> OnnxNetwork:
         """Make the ONNX graph of the run's network."""
-        return OnnxNetwork(self.module, self.shape)
+        return OnnxNetwork(self.module, held(self.data.x[:1]))
 
     @cached_property
     def module(self) -> nn.Module:
@@ -194,7 +200,9 @@ class Source:
         counted = data.n_outputs if counted is None else counted
         layers = expression(self.module)
         importing, made = (
-            ("from torch import nn", layers) if layers else import_lines(experiment.model, self.shape, data.n_outputs)
+            ("from torch import nn", layers)
+            if layers
+            else import_lines(experiment.model, self.shape, data.n_outputs, self.tokens)
         )
         note = f"  # the first {counted} outputs count" if counted < data.n_outputs else ""
         scaled = "divided by 255" if experiment.pixels == "unit" else "divided by 255, times 2, minus 1"
@@ -222,6 +230,7 @@ class Source:
                 f"model.load_state_dict(load_file({file + '.safetensors'!r})){note}",
             ],
             input_shape=self.shape,
+            tokens=self.tokens,
             dtype=experiment.dtype,
             pixels=experiment.pixels,
             preprocessing=f"Whole-number (uint8) pixels are {scaled}; other features are taken as they are.",

@@ -20,10 +20,12 @@ from fedtailor.errors import FedtailorError
 from fedtailor.files import write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.models import CATALOGUE, ModelLike, build_model
+from fedtailor.models.building import takes_integers
 from fedtailor.models.expression import MOST_VALUES, build_expression, check_work
 
 HEADER = "fedtailor"  # the description's name in the header
 Size = Annotated[int, Field(ge=1, le=MOST_VALUES)]
+Sizes = Annotated[tuple[Size, ...], Field(max_length=8)]
 
 
 class Description(BaseModel):
@@ -49,7 +51,10 @@ class Description(BaseModel):
     network: str = Field(description="its name in fedtailor", max_length=1_000)
     layers: str | None = Field(description="the network in plain PyTorch, if it is made of torch.nn's layers alone")
     load: list[str] = Field(description="three lines of Python that load the model")
-    input_shape: tuple[Size, ...] = Field(description="of one sample", min_length=1, max_length=8)
+    input_shape: Sizes | tuple[Sizes, ...] = Field(
+        description="of one sample, or of each of its inputs where there are several", min_length=1, max_length=8
+    )
+    tokens: Size | None = Field(None, description="number of token values, where samples are whole numbers")
     dtype: Literal["float32", "float64"]
     pixels: Literal["unit", "signed"]
     preprocessing: str = Field(description="how samples become inputs, in words")
@@ -59,9 +64,15 @@ class Description(BaseModel):
     label_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
     client_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
 
+    @property
+    def input_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of a sample's inputs, of which there is one or several."""
+        several = [shape for shape in self.input_shape if isinstance(shape, tuple)]
+        return several or [self.input_shape]  # type: ignore[list-item]
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if prod(self.input_shape) > MOST_VALUES:
+        if sum(prod(shape) for shape in self.input_shapes) > MOST_VALUES:
             raise ValueError("a sample is too large")
         if self.counted > self.outputs or len(self.classes) not in (0, self.counted):
             raise ValueError("outputs and classes differ in number")
@@ -132,14 +143,16 @@ def built(path: str | Path, about: Description, state: dict[str, Tensor], model:
         if model is None and about.layers is not None:
             module = build_expression(about.layers)
         elif model is not None or known:  # sizes that a file names take no memory before its values fit them
-            module = build_model(name, about.input_shape, about.outputs, 0, "meta" if known else "cpu")
+            device = "meta" if known else "cpu"
+            module = build_model(name, about.input_shape, about.outputs, 0, device, about.tokens)
         else:
             raise FedtailorError(
                 f"The network of {path} is a class of its own ({about.network}), which is code: say which one to use "
                 f"with --model module:Class (model= in Python)."
             )
         if next(module.parameters()).is_meta:
-            check_work(module, about.input_shape, about.outputs)
+            kind = torch.int64 if takes_integers(module) else torch.float32
+            check_work(module, torch.zeros(1, *about.input_shape, dtype=kind, device="meta"), about.outputs)
         for key, tensor in module.state_dict().items():
             wanted = getattr(torch, about.dtype) if tensor.is_floating_point() else tensor.dtype
             if key in state and state[key].dtype != wanted:

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError, brief
-
-Shape = tuple[int, ...]
+from fedtailor.local.inputs import Held, tensors
 
 
 class OnnxNetwork:
     """A network's graph, traced once, into which the values of many models are put."""
 
-    def __init__(self, module: nn.Module, shape: Shape) -> None:
+    def __init__(self, module: nn.Module, sample: Held) -> None:
         for name in ("onnx", "onnxscript"):
             if importlib.util.find_spec(name) is None:
                 raise FedtailorError("ONNX needs two more packages: install them with pip install 'fedtailor[onnx]'.")
-        self.module, self.shape = copy.deepcopy(module).eval(), shape
+        self.module, self.sample = copy.deepcopy(module).eval(), sample
         self._graph: Any = None
 
     def bytes(self, state: Mapping[str, Tensor], description: str) -> bytes:
@@ -32,7 +31,7 @@ class OnnxNetwork:
 
         if self._graph is None or not _names(state) <= {entry.name for entry in self._graph.graph.initializer}:
             self.module.load_state_dict(state)
-            self._graph = _traced(self.module, self.shape)
+            self._graph = _traced(self.module, self.sample)
         for entry in self._graph.graph.initializer:
             if entry.name in state:
                 entry.CopyFrom(numpy_helper.from_array(state[entry.name].numpy(), entry.name))
@@ -46,18 +45,20 @@ def _names(state: Mapping[str, Tensor]) -> set[str]:
     return {name for name, tensor in state.items() if tensor.is_floating_point()}
 
 
-def _traced(module: nn.Module, shape: Shape) -> Any:
+def _traced(module: nn.Module, sample: Held) -> Any:
     """Trace a network's ONNX graph. It is not optimised, so that every parameter is found in it under its name; and the
     notes on where in this machine's files each node comes from are removed."""
-    example = torch.zeros(2, *shape, dtype=next(module.parameters()).dtype)
+    examples = tuple(part.cpu().expand(2, *part.shape[1:]).contiguous() for part in tensors(sample))
+    names = ["x"] if len(examples) == 1 else [f"x{number}" for number in range(1, len(examples) + 1)]
+    batch = torch.export.Dim("batch")
     try:
         with _quiet():
             program = torch.onnx.export(
                 module,
-                (example,),
-                input_names=["x"],
+                examples,
+                input_names=names,
                 output_names=["outputs"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamic_shapes=tuple({0: batch} for _ in examples),
                 dynamo=True,
                 optimize=False,
                 verbose=False,

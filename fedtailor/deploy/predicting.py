@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset
-from fedtailor.data.arrays import as_array, as_features
+from fedtailor.data.arrays import as_array, as_samples
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS
 from fedtailor.data.federating import as_inputs
@@ -19,14 +19,16 @@ from fedtailor.data.info import data_dir as find_data_dir
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.local.descent import EVALUATION_BATCH
+from fedtailor.local.inputs import Inputs, apply, as_floats, join, sample_shape, shape_words
 from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
+from fedtailor.models.building import takes_integers
 from fedtailor.runs import load
 from fedtailor.simulation import partition_data
 from fedtailor.text import spreadsheet_cell
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-Samples = tuple[Tensor, list[str]]  # inputs, and the names of their classes where these are known
+Samples = tuple[Inputs, list[str]]  # inputs, and the names of their classes where these are known
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predict
     `model` is the network, for those that a file alone cannot bring along (see `load_model`).
     """
     reader = Model(path, model)
-    samples = without_labels("x", as_features(as_array(x, "x"), "x", double=True))  # it checks them
+    several = isinstance(reader.about.input_shape[0], tuple)
+    samples = without_labels("x", as_samples(tuple(x) if several else as_array(x, "x"), "x", double=True))  # and check
     return reader.predict(reader.inputs(samples.x))
 
 
@@ -93,9 +96,11 @@ class Model:
         self.about, state = read_model(path)
         self.module = built(path, self.about, state, model)
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Inputs) -> Inputs:
         """Make inputs of raw samples, as it was done in training."""
-        return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
+        dtype = getattr(torch, self.about.dtype)
+        x = as_inputs(x, self.about.pixels, dtype)
+        return x if takes_integers(self.module) else as_floats(x, dtype)
 
     def columns(
         self, data: str, data_dir: str | None, label_column: str | None, client_column: str | None
@@ -106,18 +111,18 @@ class Model:
         trained = {name: getattr(self.about, name) for name in given}
         return {**columns_in(data, data_dir, trained), **{n: column for n, column in given.items() if column}}
 
-    def predict(self, x: Tensor, labels: list[str] | None = None) -> Predictions:
+    def predict(self, x: Inputs, labels: list[str] | None = None) -> Predictions:
         """Predict the classes (or numbers) of inputs."""
         if len(x) == 0:
             raise FedtailorError("There are no samples to predict: choose another client or part.")
-        if tuple(x.shape[1:]) != self.about.input_shape:
-            given, wanted = ("×".join(map(str, shape)) for shape in (x.shape[1:], self.about.input_shape))
+        if sample_shape(x) != self.about.input_shape:
+            given, wanted = map(shape_words, (sample_shape(x), self.about.input_shape))
             raise FedtailorError(
                 f"The samples have the shape {given}, but the model {self.path} was made for {wanted}."
             )
         with isolated(), torch.no_grad():
             try:
-                outputs = torch.cat([self.module(piece) for piece in x.split(EVALUATION_BATCH)])
+                outputs = torch.cat([apply(self.module, piece) for piece in x.split(EVALUATION_BATCH)])
             except Exception as error:  # a network of the user's own may do anything
                 raise FedtailorError(
                     f"The network of {self.path} cannot take these samples ({brief(error)})."
@@ -166,7 +171,7 @@ class Model:
             pieces.append(data.x[start:end])
             classes = data.classes_of(number)
             names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
-        return torch.cat(pieces), names
+        return self.inputs(join(pieces)), names
 
 
 def columns_in(data: str, data_dir: str | None, columns: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from fedtailor.local.inputs import Inputs, Lazy, Several
 from fedtailor.local.network import Loss, Network
 
 Back = Callable[[Tensor, bool], Tensor]
@@ -138,12 +139,13 @@ class Chain:
         way_back[0](d, False)
 
 
-def chain_of(network: Network, function: nn.Module, x: Tensor) -> Chain | None:
+def chain_of(network: Network, function: nn.Module, x: Inputs) -> Chain | None:
     """Return the chain of a network, or of its head, for samples like these; None if it has none.
 
     It is found once and kept at the network. Hooks are looked for again only after one was registered anywhere.
     """
-    if network.autocast:  # it is autograd's to know what is computed in which precision
+    x = x.like if isinstance(x, Lazy) else x
+    if network.autocast or isinstance(x, Several):  # autograd knows what is computed in which precision
         return None
     key = (function is network.module, x.dim(), x.device.type)
     if key not in network.chains:

@@ -23,8 +23,8 @@ from fedtailor.local.descent import (
     mean_gradient,
     plain_loss,
     step_count,
-    take,
 )
+from fedtailor.local.inputs import Inputs, take
 from fedtailor.local.layout import Layout
 from fedtailor.local.metrics import outputs
 from fedtailor.local.network import Loss, Network
@@ -32,7 +32,7 @@ from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
 from fedtailor.messages import State
 
-Data = tuple[Tensor, Tensor]  # inputs and targets
+Data = tuple[Inputs, Tensor]  # inputs and targets
 
 
 class Settings(TypedDict, total=False):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
 from fedtailor.local.chain import chain_of
+from fedtailor.local.inputs import Held, Inputs, apply, take
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
 from fedtailor.messages import State
@@ -47,22 +48,13 @@ def batches(
         yield pieces[step % count]
 
 
-def take(x: Tensor, indices: Tensor | None) -> Tensor:
-    """Select samples. Images keep their channels last, which is also the order that copies fastest."""
-    if indices is None:
-        return x
-    if x.dim() == 4:
-        return x.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
-    return x.index_select(0, indices)
-
-
 @dataclass
 class Batch:
     """One batch of samples in its pass through the network. A method's own objective is a function of it."""
 
     network: Network
     loss_function: Loss
-    x: Tensor
+    x: Held
     y: Tensor
     indices: Tensor | None = None  # of the samples in the client's training set; None: all of them
 
@@ -94,7 +86,7 @@ def plain_loss(batch: Batch) -> Tensor:
 def descend(
     network: Network,
     theta: Tensor,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     loss: Loss,
     settings: OptimizerSettings,
@@ -125,17 +117,20 @@ def descend(
     inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
     chain = chain_of(network, function, x) if objective is None else None
     moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
+    begun = chain is not None and isinstance(x, Tensor)  # all samples at once, if they are in memory
     with torch.no_grad():
-        x = chain.begin(x) if chain is not None else x
+        x = chain.begin(x) if chain is not None and isinstance(x, Tensor) else x
         for chosen, factor in zip(batches(len(x), settings, stream, x.device), factors, strict=True):
             xs, ys = take(x, chosen), take(y, chosen)
             network.differentiated += len(xs) if function is network.module else 0  # a head on features is cheap
-            if chain is not None:
-                chain.differentiate(xs, ys, loss)
+            if chain is not None and isinstance(xs, Tensor):
+                chain.differentiate(xs if begun else chain.begin(xs), ys, loss)
             else:
                 network.gradient.zero_()
                 with torch.enable_grad(), network.precision():
-                    value = objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(function(xs), ys)
+                    value = (
+                        objective(Batch(network, loss, xs, ys, chosen)) if objective else loss(apply(function, xs), ys)
+                    )
                 value.backward()
             if correction is not None:
                 gradient.add_(correction(vector) if callable(correction) else correction)
@@ -150,7 +145,7 @@ def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_los
     network = _at(theta, batch)
     network.differentiated += len(batch.x)
     chain = chain_of(network, network.module, batch.x) if objective is plain_loss else None
-    if chain is not None:
+    if chain is not None and isinstance(batch.x, Tensor):
         with torch.no_grad():
             chain.differentiate(chain.begin(batch.x), batch.y, batch.loss_function)
     else:
@@ -186,7 +181,7 @@ def _at(theta: Tensor, batch: Batch) -> Network:
     return network
 
 
-def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Module, Tensor]:
+def _trained_function(network: Network, x: Inputs, part: slice) -> tuple[nn.Module, Inputs]:
     """Choose the module that each step runs, and its inputs.
 
     It is the network on the samples or, if only the head is trained, the head on the features of a frozen body. A
@@ -205,7 +200,7 @@ def _trained_function(network: Network, x: Tensor, part: slice) -> tuple[nn.Modu
 
 
 @torch.no_grad()
-def frozen_features(network: Network, x: Tensor) -> Tensor | None:
+def frozen_features(network: Network, x: Inputs) -> Tensor | None:
     """Compute the features of all samples; None if the network has no cut between body and head."""
     with network.precision():
         pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
@@ -213,7 +208,7 @@ def frozen_features(network: Network, x: Tensor) -> Tensor | None:
     return torch.cat(found) if len(found) == len(pieces) else None
 
 
-def mean_gradient(network: Network, theta: Tensor, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+def mean_gradient(network: Network, theta: Tensor, x: Inputs, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Compute the mean loss at `theta` over all samples, and its gradient, in one pass over the data."""
     network.vector.copy_(theta)
     network.module.eval()

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
+
+from fedtailor.local.inputs import Held, tensors
 
 INPUT = "\0input"  # stands for the samples among the layers
 
@@ -24,7 +26,7 @@ class Flow:
     before: dict[str, set[str]] = field(default_factory=dict)
 
 
-def trace(module: nn.Module, owners: Mapping[int, str], example: Any) -> Flow:
+def trace(module: nn.Module, owners: Mapping[int, str], example: Held) -> Flow:
     """Trace one forward pass in evaluation mode. `owners` has the layer of each parameter, by the parameter's id."""
     names = dict(owners)
 
@@ -40,7 +42,7 @@ def trace(module: nn.Module, owners: Mapping[int, str], example: Any) -> Flow:
     module.eval()
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outputs = module(tree_map(tracked, example))
+        outputs = module(*map(tracked, tensors(example)))
     return _read([t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None], names)
 
 

@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from fedtailor.local.inputs import Inputs, Lazy, Several
 
 
-def changes(*tensors: Tensor) -> list[int | None]:
+def changes(*inputs: Inputs) -> list[int | None]:
     """Count the changes of tensors in place, by any view of their memory. (PyTorch does not count those through NumPy
-    or `.data`, nor any of an inference tensor: None.)"""
-    return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+    or `.data`, nor any of an inference tensor: None.) What is read anew each time cannot be changed."""
+    return [_changes(x) for x in inputs]
+
+
+def _changes(x: Inputs) -> int | None:
+    if isinstance(x, Several):
+        return sum(count or 0 for count in map(_changes, x.parts))
+    return None if isinstance(x, Lazy) or x.is_inference() else x._version
 
 
 def _flushes_denormals() -> bool:

@@ -6,12 +6,12 @@ layers that a forward pass uses, in whatever order they are registered.
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError, listed, warn
 from fedtailor.local.flow import Flow, trace
+from fedtailor.local.inputs import Held
 
 Layers = dict[str, list[tuple[nn.Module, str, Tensor]]]  # of each layer: owner, attribute and tensor
 
@@ -88,7 +88,7 @@ def freeze_body(module: nn.Module, head: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def find_head(module: nn.Module, head: int | str, example: Any = None) -> list[str]:
+def find_head(module: nn.Module, head: int | str, example: Held | None = None) -> list[str]:
     """List the layers of the head, in the order of registration.
 
     `head` is a number, of the last layers with trained parameters that a forward pass of the `example` uses (without
@@ -113,7 +113,7 @@ def _named(names: list[str], wanted: list[str]) -> list[str]:
     return [name for name in names if within(name, wanted)]
 
 
-def _last(module: nn.Module, names: list[str], head: int, example: Any) -> list[str]:
+def _last(module: nn.Module, names: list[str], head: int, example: Held) -> list[str]:
     """Choose the last layers by the flow of data. The network's own parameters, outside of any layer, come first, and
     so do layers of which the outputs do not depend."""
     flow = _flow(module, example)
@@ -131,7 +131,7 @@ def _last(module: nn.Module, names: list[str], head: int, example: Any) -> list[
     return chosen
 
 
-def _flow(module: nn.Module, example: Any) -> Flow | None:
+def _flow(module: nn.Module, example: Held) -> Flow | None:
     """Trace a copy of the network. One that fails on the samples is refused by whoever calls it next."""
     traced = copied(module)
     owners = {id(t): name for name, tensors in layers_of(traced).items() for _, _, t in tensors}

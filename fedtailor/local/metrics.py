@@ -5,18 +5,19 @@ import torch
 from torch import Tensor
 
 from fedtailor.local.descent import EVALUATION_BATCH
+from fedtailor.local.inputs import Inputs
 from fedtailor.local.network import Loss, Network
 from fedtailor.messages import Metrics
 
 
 @torch.no_grad()
-def outputs(network: Network, theta: Tensor, x: Tensor) -> Tensor:
+def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
     """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
     network.vector.copy_(theta)
     network.module.eval()
     with network.precision():
         pieces = [network(piece) for piece in x.split(EVALUATION_BATCH)]
-    return torch.cat(pieces).to(theta.dtype) if len(x) else x.new_empty(0, 1)
+    return torch.cat(pieces).to(theta.dtype) if len(x) else theta.new_empty(0, 1)
 
 
 @torch.no_grad()

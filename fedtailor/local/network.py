@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
+from fedtailor.local.inputs import Held, apply
 from fedtailor.local.layers import find_head, frozen_modules, layers_of
 from fedtailor.local.layout import Layout
 
@@ -179,8 +180,8 @@ class Network:
         self.vector.copy_(before)
         return other
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.module(x))
+    def __call__(self, x: Held) -> Tensor:
+        return apply(self.module, x)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Return the context of a pass and its loss: autocast to bfloat16, if the network is to use it."""
@@ -188,7 +189,7 @@ class Network:
 
     # --- the frozen body: features once, then only the head ---
 
-    def features(self, x: Tensor) -> Tensor | None:
+    def features(self, x: Held) -> Tensor | None:
         """Compute the features, the outputs of the body; None if this network cannot be cut there.
 
         A Sequential is cut before the first layer of its head; any other network where its head is one submodule
@@ -202,7 +203,7 @@ class Network:
         caught: list[Tensor] = []
         hook = head.register_forward_pre_hook(lambda _, inputs: caught.extend(inputs))
         try:
-            output = self.module(x)
+            output = self(x)
         finally:
             hook.remove()
         return caught[0] if len(caught) == 1 and torch.equal(head(caught[0]), output) else None

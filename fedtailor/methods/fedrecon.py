@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.local.descent import take
+from fedtailor.local.inputs import select
 from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
 
 
@@ -65,7 +65,7 @@ class FedRecon(Method):
         stream = client.stream("split", every_round=False)
         order = torch.randperm(client.n_samples, generator=stream, device="cpu").to(x.device)
         parts = [order[:support], order[support:]] if support < client.n_samples else [None, None]  # None: all
-        return [replace(client, state={}, train_data=(take(x, part), take(y, part))) for part in parts]
+        return [replace(client, state={}, train_data=(select(x, part), select(y, part))) for part in parts]
 
     def _supporting(self, samples: int) -> int:
         """Count the support samples of a client; if all samples are, they are the query as well."""

@@ -1,12 +1,12 @@
 """From a module to the network of a run: its head, pretrained weights, frozen parts and adapters, in this order."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from fedtailor.errors import FedtailorError
+from fedtailor.local.inputs import Held
 from fedtailor.local.layers import copied, find_head, freeze, freeze_body, layers_of, trained_layers
 from fedtailor.local.network import Network
 from fedtailor.local.streams import torch_seed
@@ -34,7 +34,7 @@ class Assembled:
 def assemble(
     module: nn.Module,
     head: int | str,
-    example: Any,
+    example: Held,
     *,
     weights: str | None = None,
     frozen: str | None = None,

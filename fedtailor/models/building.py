@@ -11,15 +11,13 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedtailor.errors import FedtailorError, brief
-
-Shape = tuple[int, ...]
+from fedtailor.local.inputs import Shape, shape_words
 
 # What the names of arguments mean, for samples of a shape, a number of classes and of tokens.
 MEANINGS: dict[str, tuple[str, ...]] = {
@@ -77,9 +75,10 @@ def build_own(factory: Any, shape: Shape, classes: int, tokens: int | None, seed
 
 def _calls(factory: Callable[..., Any], shape: Shape, classes: int, tokens: int | None) -> Iterator[Call]:
     yield Call((shape, classes))
-    values = {"shape": shape, "features": prod(shape), "classes": classes, "tokens": tokens}
-    values["channels"] = shape[0] if len(shape) > 1 else None
-    known = {name: values[meaning] for meaning, names in MEANINGS.items() for name in names}
+    values: dict[str, Any] = {"shape": shape, "classes": classes, "tokens": tokens}
+    if not is_several(shape):
+        values |= {"features": torch.Size(shape).numel(), "channels": shape[0] if len(shape) > 1 else None}
+    known = {name: values.get(meaning) for meaning, names in MEANINGS.items() for name in names}
     named = {name: known[name] for name in _declared(factory) if known.get(name) is not None}
     if named:
         yield Call(named=named)
@@ -119,10 +118,20 @@ def _materialised(module: nn.Module, shape: Shape) -> nn.Module:
     training = module.training
     try:
         with torch.no_grad():
-            module.eval()(torch.zeros(2, *shape))
+            dtype = torch.int64 if takes_integers(module) else None
+            module.eval()(*(torch.zeros(2, *part, dtype=dtype) for part in (shape if is_several(shape) else (shape,))))
     except Exception as error:  # whatever the user's code does
-        size = "×".join(map(str, shape))
         raise FedtailorError(
-            f"The model's lazy layers do not fit samples of the shape {size} ({brief(error)})."
+            f"The model's lazy layers do not fit samples of the shape {shape_words(shape)} ({brief(error)})."
         ) from error
     return module.train(training)
+
+
+def is_several(shape: Shape) -> bool:
+    """Find out whether samples of this shape have several inputs."""
+    return any(isinstance(part, tuple) for part in shape)
+
+
+def takes_integers(module: nn.Module) -> bool:
+    """Find out whether a network has an embedding, which takes whole numbers."""
+    return any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())

@@ -46,12 +46,13 @@ def build_expression(text: str) -> nn.Module:
 
 
 @torch.no_grad()
-def check_work(module: nn.Module, shape: tuple[int, ...], outputs: int) -> None:
-    """Refuse a network on the meta device that does not fit these samples, or would take too much memory or time."""
+def check_work(module: nn.Module, sample: Tensor, outputs: int) -> None:
+    """Refuse a network on the meta device that does not fit such a sample, or would take too much memory or time."""
     work = 0
 
-    def measure(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+    def measure(layer: nn.Module, given: tuple[Tensor, ...], result: Any) -> None:
         nonlocal work
+        result = result[0] if isinstance(result, tuple) else result  # of a GRU: its states at all times
         work += given[0].numel() + result.numel() * _cost(layer, result)
         if result.numel() > MOST_VALUES or work > MOST_WORK:
             raise ValueError("too much")
@@ -59,10 +60,11 @@ def check_work(module: nn.Module, shape: tuple[int, ...], outputs: int) -> None:
     layers = [layer for layer in module.modules() if next(layer.children(), None) is None]
     hooks = [layer.register_forward_hook(measure) for layer in layers]
     try:
-        result = module.eval()(torch.zeros(1, *shape, device="meta"))
+        result = module.eval()(sample)
     except Exception:
+        size = "×".join(map(str, sample.shape[1:]))
         raise FedtailorError(
-            f"The network and samples of {'×'.join(map(str, shape))} values do not fit together, or one needs too much "
+            f"The network and samples of {size} values do not fit together, or one needs too much "
             "memory or time: choose another model file."
         ) from None
     finally:
@@ -76,6 +78,8 @@ def check_work(module: nn.Module, shape: tuple[int, ...], outputs: int) -> None:
 
 def _cost(layer: nn.Module, result: Tensor) -> int:
     """Estimate the multiplications for one value of a layer's output, rather too many than too few."""
+    if isinstance(layer, nn.RNNBase):
+        return sum(tensor.numel() for tensor in layer.parameters()) // layer.hidden_size
     weight = getattr(layer, "weight", None)
     if isinstance(weight, Tensor) and weight.ndim > 1:
         return weight.numel() // max(1, min(weight.shape[:2]))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtailor.errors import FedtailorError, listed, shown, warn
+from fedtailor.local.inputs import Held, apply
 from fedtailor.local.layers import copied, freeze_body, within
 
 MOST_RANK = 10_000
@@ -86,7 +87,7 @@ class LoRALinear(nn.Linear):
             destination[prefix + "bias"] = self.bias.detach()
 
 
-def add_adapters(module: nn.Module, lora: LoRA, head: Sequence[str], example: Any) -> list[str]:
+def add_adapters(module: nn.Module, lora: LoRA, head: Sequence[str], example: Held) -> list[str]:
     """Give linear layers outside the head adapters, and freeze all else there; return the names of these layers.
 
     Frozen layers get none, nor do those that the network does not call: `nn.MultiheadAttention` uses the weights of its
@@ -141,14 +142,14 @@ def _by_its_layers(layer: nn.Module, inputs: Any) -> None:
 
 
 @torch.no_grad()
-def _called(module: nn.Module, names: list[str], example: Any) -> list[str]:
+def _called(module: nn.Module, names: list[str], example: Held) -> list[str]:
     """List those of the layers that a forward pass calls."""
     traced, called = copied(module).eval(), set[str]()
     for name in names:
         traced.get_submodule(name).register_forward_pre_hook(lambda _, inputs, name=name: called.add(name))
     try:
         with torch.random.fork_rng(devices=[]):
-            traced(example)
+            apply(traced, example)
     except Exception:  # a network that fails is refused by whoever calls it next
         return names
     return [name for name in names if name in called]

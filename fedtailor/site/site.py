@@ -12,6 +12,7 @@ from fedtailor.data import ClientData
 from fedtailor.errors import FedtailorError
 from fedtailor.local.client import Client
 from fedtailor.local.descent import step_count
+from fedtailor.local.inputs import Inputs
 from fedtailor.local.metrics import measure, outputs
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
@@ -188,7 +189,7 @@ class Site:
         return scores[:, : self.n_outputs] if scores.dim() == 2 else scores
 
 
-def measure_together(sites: list[Site], theta: Tensor, held_out: Tensor) -> Iterator[Measured]:
+def measure_together(sites: list[Site], theta: Tensor, held_out: Inputs) -> Iterator[Measured]:
     """Measure one model for several sites of one place, after one pass over all their held-out samples."""
     scores = outputs(sites[0].terms.network, theta, held_out)
     for site, piece in zip(sites, scores.split([len(site.data.held_out) for site in sites]), strict=True):

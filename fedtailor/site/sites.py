@@ -14,6 +14,7 @@ import torch
 
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError, explained
+from fedtailor.local.inputs import join
 from fedtailor.local.isolation import changes
 from fedtailor.local.streams import seed_network, torch_seed
 from fedtailor.messages import (
@@ -140,8 +141,7 @@ class Sites:
         theta = request.message["theta"]
         if self.terms.fine_tune:
             theta = sites[0].fine_tuned(theta)
-        pieces = [site.data.held_out for site in sites]
-        held_out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        held_out = join([site.data.held_out for site in sites])
         return Reply(request.clients, measured=list(measure_together(sites, theta, held_out)))
 
     def _groups(self, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:

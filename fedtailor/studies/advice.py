@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, merged
+from fedtailor.local.inputs import Held, tensors
 from fedtailor.local.isolation import isolated
 from fedtailor.local.metrics import outputs
 from fedtailor.local.streams import numpy_stream
@@ -34,6 +35,7 @@ DRAWS = 20_000  # of a test: its p-values are right to 0.002 where it matters, a
 UNSEEN = 2  # samples that count as a difference nobody saw: without them, samples that all agree would prove equality
 PILOT, MOST = 2, 100  # rounds to measure a method's speed, and the most that one is given
 PERMUTATIONS = 20
+PIECE = 1024  # samples that are read together
 FEATURES = 256  # of which skew is measured, evenly chosen where there are more
 
 Report = Callable[[str, int, int], None]  # of progress: a title, rounds done, rounds to do
@@ -291,7 +293,7 @@ def measure_skew(data: FederatedData, seed: int) -> Skew:
     client = np.repeat(np.arange(data.n_clients), [len(labels) for _, labels in parts])
     rng = numpy_stream(seed, "advice")
     by_chance = [_label_skew(y, rng.permutation(client)) for _ in range(PERMUTATIONS)]
-    x = np.concatenate([_some_features(inputs.cpu().numpy().reshape(len(inputs), -1)) for inputs, _ in parts])
+    x = np.concatenate([_some_features(piece) for inputs, _ in parts for piece in inputs.split(PIECE)])
     return Skew(_label_skew(y, client), fmean(by_chance), _feature_skew(x, y, client))
 
 
@@ -303,7 +305,8 @@ def _label_skew(y: NDArray[Any], client: NDArray[Any]) -> float:
     return float(np.abs(shares - everywhere).sum(1).mean() / 2)
 
 
-def _some_features(x: NDArray[Any]) -> NDArray[Any]:
+def _some_features(samples: Held) -> NDArray[Any]:
+    x = np.hstack([part.cpu().numpy().reshape(len(part), -1) for part in tensors(samples)])
     return x[:, np.linspace(0, x.shape[1] - 1, min(FEATURES, x.shape[1])).astype(int)]
 
 

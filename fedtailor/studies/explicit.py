@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtailor.data import FederatedData
 from fedtailor.local.descent import mean_gradient
+from fedtailor.local.inputs import Inputs
 from fedtailor.local.streams import torch_stream
 from fedtailor.simulation import Prepared
 from fedtailor.site.site import Site
@@ -55,7 +56,7 @@ def personalize(prepared: Prepared, theta: Tensor, explicit: bool, client: int) 
     return theta
 
 
-def _others(data: FederatedData, client: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+def _others(data: FederatedData, client: int, stream: torch.Generator) -> tuple[Inputs, Tensor]:
     """Draw equally many samples of every other client, so that their mean loss is the mean of the clients' risks."""
     chosen = []
     for other, (start, end, *_) in enumerate(data.places):

@@ -7,6 +7,7 @@ from torch import nn
 from fedtailor.local.layout import Layout
 from fedtailor.local.network import Network
 from fedtailor.models import CATALOGUE, build_model
+from tests.helpers import fitting_shape
 
 LAYOUT = Layout(
     size=10,
@@ -64,7 +65,7 @@ def test_one_value_a_layer_is_repeated_for_its_entries() -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_layers_of_a_network_cover_its_vector(name: str) -> None:
-    layout = Network(build_model(name, (3, 32, 32), 10, 0)).layout
+    layout = Network(build_model(name, fitting_shape(name), 10, 0)).layout
     ends = [place.stop for place in layout.layers.values()]
     assert [place.start for place in layout.layers.values()] == [0, *ends[:-1]]
     assert ends[-1] == layout.size

@@ -10,6 +10,7 @@ import fedtailor as ft
 from fedtailor.local.descent import frozen_features
 from fedtailor.local.network import Network
 from fedtailor.models import CATALOGUE, build_model
+from tests.helpers import fitting_shape
 
 IMAGE = (3, 32, 32)
 
@@ -21,9 +22,10 @@ def passes(network: nn.Module | Network, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_network_computes_the_same_in_the_vector(name: str) -> None:
     """Outputs, gradients and buffers are those of the untouched module, for every network of the catalogue."""
-    plain = build_model(name, IMAGE, 10, seed=0).double()
+    shape = fitting_shape(name)
+    plain = build_model(name, shape, 10, seed=0).double()
     network = Network(copy.deepcopy(plain))
-    x = torch.rand(4, *IMAGE, dtype=torch.float64)
+    x = torch.rand(4, *shape, dtype=torch.float64)
     for _ in range(2):
         passes(plain, x).backward()
         passes(network, x).backward()
@@ -39,8 +41,8 @@ def test_a_network_computes_the_same_in_the_vector(name: str) -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_parameters_and_gradients_are_views_not_copies(name: str) -> None:
-    network = Network(build_model(name, IMAGE, 10, seed=0))
-    x = torch.rand(2, *IMAGE)
+    network = Network(build_model(name, fitting_shape(name), 10, seed=0))
+    x = torch.rand(2, *fitting_shape(name))
     before = network(x)
     network.vector.zero_()
     assert all((p == 0).all() for p in network.module.parameters())

@@ -1,0 +1,162 @@
+"""Samples as networks take them: one tensor, several tensors, or samples that are read when a batch needs them.
+
+`Several` and `Lazy` have the operations of a tensor that the rest of the library uses: the length, slices and
+selections, `split`, `to` and `device`. What is read of them has the bits of a tensor that holds all samples.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Union, overload
+
+import torch
+from torch import Tensor, nn
+
+Inputs = Union[Tensor, "Several", "Lazy"]
+Held = Union[Tensor, "Several"]  # in memory
+CPU = torch.device("cpu")
+Shape = tuple[Any, ...]  # of one sample: its sizes; the shapes of its inputs, where there are several
+
+
+@dataclass(frozen=True, eq=False)
+class Several:
+    """Several inputs of each sample: the network is called with all of them."""
+
+    parts: tuple[Any, ...]  # each a tensor, or lazy
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, key: slice | Tensor) -> "Several":
+        return Several(tuple(part[key] for part in self.parts))
+
+    def split(self, size: int) -> Iterator["Several"]:
+        """Yield pieces of so many samples, in memory."""
+        return map(Several, zip(*(part.split(size) for part in self.parts), strict=True))
+
+    def to(self, device: torch.device | str) -> "Several":
+        return Several(tuple(part.to(device) for part in self.parts))
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.parts[0].device
+        return device
+
+
+@dataclass(frozen=True, eq=False)
+class Lazy:
+    """Samples that are read when they are needed, and not kept."""
+
+    read: Callable[[Tensor], Held]  # the samples of these numbers
+    numbers: Tensor  # int64, on the CPU: those of the samples here
+    like: Held  # no sample, of the shape and type that all have
+    device: torch.device = CPU
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, key: slice | Tensor) -> "Lazy":
+        return replace(self, numbers=self.numbers[key.cpu() if isinstance(key, Tensor) else key])
+
+    def split(self, size: int) -> Iterator[Held]:
+        """Yield pieces of so many samples, in memory: one after the other, as they are asked for."""
+        return (self.read(numbers).to(self.device) for numbers in self.numbers.split(size))
+
+    def to(self, device: torch.device | str) -> "Lazy":
+        return replace(self, device=torch.device(device))
+
+    def map(self, function: Callable[[Held], Held]) -> "Lazy":
+        """Apply a function to what is read."""
+        return replace(self, read=lambda numbers: function(self.read(numbers)), like=function(self.like))
+
+
+def tensors(x: Held) -> tuple[Tensor, ...]:
+    """List the tensors of samples in memory: one, or one for each input."""
+    return x.parts if isinstance(x, Several) else (x,)
+
+
+def held(x: Inputs) -> Held:
+    """Read all samples, if they are not in memory yet."""
+    if isinstance(x, Lazy):
+        return x.read(x.numbers).to(x.device)
+    return Several(tuple(map(held, x.parts))) if isinstance(x, Several) else x
+
+
+@overload
+def select(x: Tensor, indices: Tensor | None) -> Tensor: ...
+@overload
+def select(x: Inputs, indices: Tensor | None) -> Inputs: ...
+def select(x: Inputs, indices: Tensor | None) -> Inputs:
+    """Select samples, and read none. Images keep their channels last, which is also the order that copies fastest."""
+    if indices is None:
+        return x
+    if isinstance(x, Several):
+        return Several(tuple(select(part, indices) for part in x.parts))
+    if isinstance(x, Lazy):
+        return x[indices]
+    if x.dim() == 4:
+        return x.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+    return x.index_select(0, indices)
+
+
+@overload
+def take(x: Tensor, indices: Tensor | None) -> Tensor: ...
+@overload
+def take(x: Inputs, indices: Tensor | None) -> Held: ...
+def take(x: Inputs, indices: Tensor | None) -> Held:
+    """Select samples, and read them."""
+    return held(select(x, indices))
+
+
+def join(pieces: Sequence[Inputs]) -> Inputs:
+    """Put samples one after the other. Those that are not in memory stay where they are."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    if isinstance(first, Several):
+        parts = [piece.parts for piece in pieces if isinstance(piece, Several)]
+        return Several(tuple(map(join, zip(*parts, strict=True))))
+    if isinstance(first, Tensor):
+        return torch.cat([piece for piece in pieces if isinstance(piece, Tensor)])
+    lazy = [piece for piece in pieces if isinstance(piece, Lazy)]
+    if all(piece.read is first.read for piece in lazy):
+        return replace(first, numbers=torch.cat([piece.numbers for piece in lazy]))
+    ends = torch.tensor([len(piece) for piece in lazy]).cumsum(0)
+
+    def read(numbers: Tensor) -> Held:
+        owner = torch.bucketize(numbers, ends, right=True)
+        found = [take(lazy[k], numbers[owner == k] - (ends[k] - len(lazy[k]))) for k in owner.unique().tolist()]
+        return take(held(join(found)), owner.argsort(stable=True).argsort()) if found else first.like
+
+    return Lazy(read, torch.arange(int(ends[-1])), first.like)
+
+
+def apply(module: nn.Module, x: Held) -> Tensor:
+    """Call a module with one input, or with several."""
+    outputs: Tensor = module(*x.parts) if isinstance(x, Several) else module(x)
+    return outputs
+
+
+def sample_shape(x: Inputs) -> Shape:
+    """Return the shape of one sample, or those of its inputs where there are several."""
+    if isinstance(x, Lazy):
+        return sample_shape(x.like)
+    return tuple(map(sample_shape, x.parts)) if isinstance(x, Several) else tuple(x.shape[1:])
+
+
+def shape_words(shape: Shape) -> str:
+    """Write a sample's shape: 3×32×32; 20 and 1 for two inputs."""
+    parts = [part for part in shape if isinstance(part, tuple)]
+    return " and ".join(map(shape_words, parts)) if parts else "×".join(map(str, shape)) or "1"
+
+
+@overload
+def as_floats(x: Held, dtype: torch.dtype) -> Held: ...
+@overload
+def as_floats(x: Inputs, dtype: torch.dtype) -> Inputs: ...
+def as_floats(x: Inputs, dtype: torch.dtype) -> Inputs:
+    """Convert integers, for a network that has no embedding to take them. Of several inputs they stay as they are."""
+    if isinstance(x, Several):
+        return x
+    if isinstance(x, Lazy):
+        return x.map(lambda samples: as_floats(samples, dtype))
+    return x if x.is_floating_point() else x.to(dtype)
