@@ -19,7 +19,7 @@ from fedtailor.participation import Participation
 
 # What decides about the clients and their samples (beside the seed).
 DATA_SETTINGS = (
-    "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
+    "data", "data_dir", "clients", "partition", "split", "stratify", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "image_size",
 )  # fmt: skip
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
@@ -125,10 +125,12 @@ class Experiment(_Strict):
         None,
         description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
     )
-    split: Literal["merge", "official"] = Field(
-        "merge",
-        description="merge the authors' train and test sets and split each client's data, or partition each of them",
+    split: Literal["merge", "official"] | None = Field(
+        None,
+        description="merge: ignore the split that comes with the data and split each client's samples; official: keep "
+        "it [official if the split is your own, else merge]",
     )
+    stratify: bool = Field(True, description="split each class of a client in proportion [on; --no-stratify: at random]")
     test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
     min_samples: int = Field(10, ge=1, le=MOST, description="at least N samples per client in a random partition")
@@ -219,7 +221,8 @@ class Settings(TypedDict, total=False):
     labels: Literal["shared", "own"]
     clients: int | None
     partition: str | None
-    split: Literal["merge", "official"]
+    split: Literal["merge", "official"] | None
+    stratify: bool
     test: float
     validation: float
     min_samples: int

@@ -283,6 +283,7 @@ def _partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | Non
         test=experiment.test,
         validation=experiment.validation,
         split=experiment.split,
+        stratify=experiment.stratify,
         min_samples=experiment.min_samples,
         max_train=experiment.max_train,
         new_clients=experiment.new_clients,

@@ -33,7 +33,7 @@ from fedtailor.transport import make_transport
 from fedtailor.version import __version__
 
 Data = str | Path | Dataset | Sequence[Any]
-KEPT = ("data_dir", "test", "validation")  # settings that new data take from the run, unless given
+KEPT = ("data_dir", "test", "validation", "stratify")  # settings that new data take from the run, unless given
 
 
 @dataclass(frozen=True)
