@@ -130,7 +130,9 @@ class Experiment(_Strict):
         description="merge: ignore the split that comes with the data and split each client's samples; official: keep "
         "it [official if the split is your own, else merge]",
     )
-    stratify: bool = Field(True, description="split each class of a client in proportion [on; --no-stratify: at random]")
+    stratify: bool = Field(
+        True, description="split each class of a client in proportion [on; --no-stratify: at random]"
+    )
     test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
     min_samples: int = Field(10, ge=1, le=MOST, description="at least N samples per client in a random partition")

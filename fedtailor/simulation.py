@@ -9,13 +9,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtailor.data import Dataset, FederatedData, federate, from_list, load
+from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.imports import import_object
@@ -48,7 +47,7 @@ class Objects:
     """Python objects in place of names in the experiment."""
 
     method: Method | None = None
-    data: Dataset | FederatedData | Sequence[Any] | None = None
+    data: Dataset | FederatedData | Clients | None = None
     model: ModelLike | None = None
     loss: Loss | None = None
 
@@ -258,13 +257,13 @@ class Simulation:
         return self.sites.store.get(client)
 
 
-def partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
+def partition_data(experiment: Experiment, given: Dataset | Clients | None = None) -> FederatedData:
     """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device)."""
     with torch.device("cpu"):
         return _partition_data(experiment, given)
 
 
-def _partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | None) -> FederatedData:
+def _partition_data(experiment: Experiment, given: Dataset | Clients | None) -> FederatedData:
     if given is None:
         dataset = load(
             experiment.data,
