@@ -163,6 +163,11 @@ class Experiment(_Strict):
     steps: int | None = Field(None, ge=1, le=MOST, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
+    augment: str | None = Field(
+        None,
+        description="change training images at random: crop:4,flip,jitter:0.2 or any of these (a window of the image "
+        "padded by 4 pixels; mirrored left to right; brightness and contrast up to 20 % up or down)",
+    )
     seed: int = Field(0, ge=0, le=2**64 - 1, description="seed of everything random")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
@@ -241,6 +246,7 @@ class Settings(TypedDict, total=False):
     steps: int | None
     batch: int | Literal["full"]
     drop_last: bool
+    augment: str | None
     seed: int
     dtype: Literal["float32", "float64"]
     device: str

@@ -18,6 +18,7 @@ from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list,
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.imports import import_object
+from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
@@ -115,6 +116,9 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
             "give the labels as whole numbers."
         )
     shape = tuple(data.x.shape[1:])
+    augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
+    if augmentation is not None:
+        augmentation.check(shape)
     module = build_model(objects.model or experiment.model, shape, data.n_outputs, experiment.seed)
     pristine = copy.deepcopy(module)
     network = Network(module, experiment.head, device, getattr(torch, experiment.dtype))
@@ -144,6 +148,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         Participation.parse(experiment.participation).mean(training) / training,
         experiment.evaluation.train,
         experiment.debug,
+        augmentation,
     )
     prepared = Prepared(experiment, data, terms, Initialiser(pristine, experiment.head, initial, experiment.seed))
     _check_protocol(prepared)

@@ -14,7 +14,7 @@ from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, E
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
-    "drop_last", "seed", "dtype",
+    "drop_last", "augment", "seed", "dtype",
 )  # fmt: skip
 GROUPS = {
     "Data": DATA_SETTINGS,

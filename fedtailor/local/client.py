@@ -6,11 +6,13 @@ most methods a few lines.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
+from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.descent import (
     Batch,
     Correction,
@@ -69,6 +71,7 @@ class Client:
     optimizer: OptimizerSettings
     keep_momentum: bool = False
     participation: float = 1.0
+    augmentation: Augmentation | None = None
     _velocities: State = field(default_factory=dict, init=False)  # each copy of a client has its own
 
     @property
@@ -153,6 +156,7 @@ class Client:
             velocity=velocity,
             each_step=each_step,
             objective=objective,
+            augment=self._augmenting(purpose),
         )
 
     def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
@@ -161,9 +165,10 @@ class Client:
         With `gradient(theta, batch)` and `step(theta, gradient)` they come to the same as `descend`.
         """
         x, y = self.train_data
-        stream = self._begin(purpose)
+        stream, augment = self._begin(purpose), self._augmenting(purpose)
         for chosen in batches(len(x), replace(self.optimizer, **settings), stream, x.device):
-            yield Batch(self.network, self.loss_function, take(x, chosen), take(y, chosen), chosen)
+            xs = take(x, chosen) if augment is None else augment(take(x, chosen))
+            yield Batch(self.network, self.loss_function, xs, take(y, chosen), chosen)
 
     def step(self, theta: Tensor, gradient: Tensor, *, lr: float | None = None, name: str = "theta") -> Tensor:
         """Take one step along a gradient, with the experiment's rate (or `lr`), momentum and weight decay.
@@ -183,6 +188,12 @@ class Client:
         """Begin this round's stream for a purpose, and the one of the network's own draws."""
         seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), self.initial.device)
         return self.stream(purpose)
+
+    def _augmenting(self, purpose: str) -> Callable[[Tensor], Tensor] | None:
+        """Make the function that changes each batch's images, with a stream of its own; None without augmentation."""
+        if self.augmentation is None:
+            return None
+        return partial(self.augmentation, stream=torch_stream(self.seed, purpose, "augmentation", self.round, self.id))
 
     def gradient(self, theta: Tensor, batch: Batch | None = None, objective: Objective = plain_loss) -> Tensor:
         """Compute the gradient ∇f_i(θ) of the mean training loss, in one pass over all training samples.

@@ -114,6 +114,7 @@ def descend(
     velocity: Tensor | None = None,
     each_step: Callable[[Tensor], None] | None = None,
     objective: Objective | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
 
@@ -121,7 +122,7 @@ def descend(
     the sum, as a learning rate of its own for every entry. `part` restricts the steps to a slice (all these vectors
     then have its length); the head alone trains on features that are computed once. `velocity` is the momentum to
     begin with, updated in place. `each_step` is called after every step with the present vector. `objective` stands
-    for the plain loss of a batch.
+    for the plain loss of a batch. `augment` changes each batch's inputs, but not features that are computed once.
     """
     part = part or slice(0, network.layout.size)
     network.vector.copy_(theta)
@@ -133,10 +134,13 @@ def descend(
     vector, gradient = network.vector[part], network.gradient[part]
     inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
     chain = chain_of(network, function, x) if objective is None else None
+    augment = augment if function is network.module else None
     with torch.no_grad():
-        x = chain.begin(x) if chain is not None else x
+        x = chain.begin(x) if chain is not None and augment is None else x
         for chosen in batches(len(x), settings, stream, x.device):
             xs, ys = take(x, chosen), take(y, chosen)
+            if augment is not None:
+                xs = augment(xs) if chain is None else chain.begin(augment(xs))
             network.differentiated += len(xs) if function is network.module else 0  # a head on features is cheap
             if chain is not None:
                 chain.differentiate(xs, ys, loss)

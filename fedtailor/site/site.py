@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtailor.data import ClientData
 from fedtailor.errors import FedtailorError
+from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.client import Client
 from fedtailor.local.descent import step_count
 from fedtailor.local.metrics import measure, outputs
@@ -51,6 +52,7 @@ class Terms:
     participation: float = 1.0  # the share of the clients that take part in a round on average
     on_train: bool = False  # measure models on the training samples too
     debug: bool = False  # let exceptions pass
+    augmentation: Augmentation | None = None  # of training images
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,6 +88,7 @@ class Site:
             terms.optimizer,
             terms.keep_momentum,
             terms.participation,
+            terms.augmentation,
         )
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
