@@ -21,7 +21,7 @@ class Dataset:
     """Samples with their classes and, where known, the authors' split and the natural clients."""
 
     name: str
-    x: Tensor  # uint8 images (n, channels, height, width), or features (n, ...), float32 or float64
+    x: Tensor  # uint8 images (n, channels, height, width), features (n, ...), float32 or float64, or int64 tokens
     y: Tensor  # int64 class numbers, or float targets (regression)
     classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
     part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the split that comes with the data
@@ -80,6 +80,8 @@ def _check_features(data: Dataset) -> None:
                 f"The images of {data.name!r} have shape {tuple(data.x.shape)}: "
                 "give them as (samples, channels, height, width)."
             )
+        return
+    if data.x.dtype == torch.int64:
         return
     if data.x.dtype not in (torch.float32, torch.float64):
         raise FedtailorError(

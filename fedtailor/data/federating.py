@@ -234,6 +234,8 @@ def as_inputs(x: Tensor, pixels: str, dtype: torch.dtype) -> Tensor:
     """
     if x.ndim == 4:
         x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+    if x.dtype == torch.int64:
+        return x
     if x.dtype != torch.uint8:
         inputs = x.to(dtype)
         if dtype.itemsize < x.dtype.itemsize and not torch.isfinite(inputs).all():
