@@ -169,9 +169,13 @@ def column(values: Any, what: str) -> list[str]:
 def as_parts(values: Array | list[str], what: str) -> Tensor:
     """Read the part of each sample: train, validation or test, or 0, 1, 2."""
     texts = values if isinstance(values, list) else column(values, what)
-    parts = {text: PARTS.get(text.strip().lower()) for text in texts}
-    if strange := [text for text, part in parts.items() if part is None]:
-        raise FedtailorError(f"{what} holds {shown(strange[0])}: write train, validation or test, or 0, 1 or 2.")
+    try:
+        parts = {text: PARTS.get(text.strip().lower()) for text in texts}
+        strange = [shown(text) for text, part in parts.items() if part is None]
+    except SystemError:  # NumPy's texts are any numbers
+        strange = ["characters that are no text"]
+    if strange:
+        raise FedtailorError(f"{what} holds {strange[0]}: write train, validation or test, or 0, 1 or 2.")
     return torch.tensor([parts[text] for text in texts], dtype=torch.uint8)
 
 
