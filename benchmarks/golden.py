@@ -24,6 +24,7 @@ import fedtailor as ft
 from fedtailor.methods import all_methods
 
 COMMON: dict[str, Any] = {"data": "digits", "model": "mlp:16", "rounds": 3, "epochs": 1, "max_train": 40, "seed": 3}
+COMMON |= {"stratify": False}  # as the first records were made
 MOMENTUM = {"momentum": 0.5, "keep_momentum": True, "weight_decay": 0.01}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"clients": 8, "participation": 0.75},

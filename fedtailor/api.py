@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedtailor.data import Dataset
+from fedtailor.data import Clients, Dataset
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
@@ -90,7 +90,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     target: float | None = None,
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
-    data: str | Path | Dataset | Sequence[Any] = "digits",
+    data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     out: str | Path | None = None,
@@ -149,7 +149,7 @@ def _named(method: Any) -> Any:
 
 def advise(
     *,
-    data: str | Path | Dataset | Sequence[Any] = "digits",
+    data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     budget: float = 90.0,

@@ -21,7 +21,7 @@ from fedtailor.schedule import RateSchedule
 
 # What decides about the clients and their samples (beside the seed).
 DATA_SETTINGS = (
-    "data", "data_dir", "clients", "partition", "split", "test", "validation", "min_samples", "max_train",
+    "data", "data_dir", "clients", "partition", "split", "stratify", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "image_size",
 )  # fmt: skip
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
@@ -128,9 +128,13 @@ class Experiment(_Strict):
         None,
         description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
     )
-    split: Literal["merge", "official"] = Field(
-        "merge",
-        description="merge the authors' train and test sets and split each client's data, or partition each of them",
+    split: Literal["merge", "official"] | None = Field(
+        None,
+        description="merge: ignore the split that comes with the data and split each client's samples; official: keep "
+        "it [official if the split is your own, else merge]",
+    )
+    stratify: bool = Field(
+        True, description="split each class of a client in proportion [on; --no-stratify: at random]"
     )
     test: float = Field(0.2, ge=0, lt=1, description="share of a client's samples for testing")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's samples for validation")
@@ -199,6 +203,11 @@ class Experiment(_Strict):
     steps: int | None = Field(None, ge=1, le=MOST, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
+    augment: str | None = Field(
+        None,
+        description="change training images at random: crop:4,flip,jitter:0.2 or any of these (a window of the image "
+        "padded by 4 pixels; mirrored left to right; brightness and contrast up to 20 % up or down)",
+    )
     seed: int = Field(0, ge=0, le=2**64 - 1, description="seed of everything random")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
     autocast: bool = Field(False, description="compute passes through the network in bfloat16, where the device can")
@@ -290,7 +299,8 @@ class Settings(TypedDict, total=False):
     labels: Literal["shared", "own"]
     clients: int | None
     partition: str | None
-    split: Literal["merge", "official"]
+    split: Literal["merge", "official"] | None
+    stratify: bool
     test: float
     validation: float
     min_samples: int
@@ -316,6 +326,7 @@ class Settings(TypedDict, total=False):
     steps: int | None
     batch: int | Literal["full"]
     drop_last: bool
+    augment: str | None
     seed: int
     dtype: Literal["float32", "float64"]
     autocast: bool

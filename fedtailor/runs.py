@@ -1,6 +1,6 @@
 """One run: `run`, `resume`, `load`, and the result that they return."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from pydantic import ValidationError
 
-from fedtailor.data import Dataset
+from fedtailor.data import Clients, Dataset
 from fedtailor.errors import FedtailorError, shown, unknown
 from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
 from fedtailor.imports import object_name
@@ -34,7 +34,7 @@ OnStart = Callable[[Loop], None]
 def run(
     method: str | Method | type[Method] | Experiment = "fedavg",
     *,
-    data: str | Path | Dataset | Sequence[Any] = "digits",
+    data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     out: str | Path | None = None,
@@ -46,9 +46,10 @@ def run(
 
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
-    Objects may stand for names: a `Method` or its class, a list of one (x, y) per client, an `nn.Module` or what makes
-    one, a loss function. A complete `Experiment` in place of the method takes no further settings. With `out`, the run
-    is recorded in that directory as it goes and can be resumed; without, nothing is written.
+    Objects may stand for names: a `Method` or its class, a list of one (x, y) per client or a dictionary of them by
+    name, an `nn.Module` or what makes one, a loss function. A complete `Experiment` in place of the method takes no
+    further settings. With `out`, the run is recorded in that directory as it goes and can be resumed; without, nothing
+    is written.
     """
     if isinstance(method, Experiment):
         if settings or (data, model, loss) != ("digits", "mlp", "cross-entropy"):
@@ -112,7 +113,7 @@ def resume(
     path: str | Path,
     *,
     method: Method | type[Method] | None = None,
-    data: Dataset | Sequence[Any] | None = None,
+    data: Dataset | Clients | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
     trust: bool = False,
@@ -156,7 +157,7 @@ def load(
     data_dir: str | None = None,
     *,
     method: Method | None = None,
-    data: Dataset | Sequence[Any] | None = None,
+    data: Dataset | Clients | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
     trust: bool = False,

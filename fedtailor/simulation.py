@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtailor.data import Dataset, FederatedData, federate, from_list, load
+from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.fitting import fit_inputs, try_out
 from fedtailor.imports import import_object
+from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.inputs import held, sample_shape
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.streams import torch_seed
@@ -52,7 +52,7 @@ class Objects:
     """Python objects in place of names in the experiment."""
 
     method: Method | None = None
-    data: Dataset | FederatedData | Sequence[Any] | None = None
+    data: Dataset | FederatedData | Clients | None = None
     model: ModelLike | None = None
     loss: Loss | None = None
 
@@ -149,6 +149,9 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
             "give the labels as whole numbers."
         )
     model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
+    augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
+    if augmentation is not None:
+        augmentation.check(shape)
     tokens = data.vocabulary if wants_tokens(model) else None
     module = build_model(model, shape, data.n_outputs, experiment.seed, tokens=tokens)
     data = fit_inputs(data, module, dtype)
@@ -184,6 +187,7 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         experiment.evaluation.train,
         experiment.debug,
         assembled.loaded.sha256 if assembled.loaded else "",
+        augmentation,
     )
     prepared = Prepared(experiment, data, terms, assembled)
     _check_protocol(prepared)
@@ -292,13 +296,13 @@ class Simulation:
         return self.sites.store.get(client)
 
 
-def partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | None = None) -> FederatedData:
+def partition_data(experiment: Experiment, given: Dataset | Clients | None = None) -> FederatedData:
     """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device)."""
     with torch.device("cpu"):
         return _partition_data(experiment, given)
 
 
-def _partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | None) -> FederatedData:
+def _partition_data(experiment: Experiment, given: Dataset | Clients | None) -> FederatedData:
     if given is None:
         dataset = load(
             experiment.data,
@@ -317,6 +321,7 @@ def _partition_data(experiment: Experiment, given: Dataset | Sequence[Any] | Non
         test=experiment.test,
         validation=experiment.validation,
         split=experiment.split,
+        stratify=experiment.stratify,
         min_samples=experiment.min_samples,
         max_train=experiment.max_train,
         new_clients=experiment.new_clients,

@@ -14,7 +14,7 @@ from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, E
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",
-    "momentum", "keep_momentum", "weight_decay", "clip", "label_smoothing", "class_weights", "seed", "dtype",
+    "momentum", "keep_momentum", "weight_decay", "clip", "label_smoothing", "class_weights", "augment", "seed", "dtype",
     "autocast",
 )  # fmt: skip
 GROUPS = {

@@ -1,6 +1,6 @@
 """Data: data sets as their authors publish them or as the user has them, partitioned among a federation's clients."""
 
-from fedtailor.data.arrays import from_list
+from fedtailor.data.arrays import Clients, from_list
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.federated import ClientData, FederatedData
 from fedtailor.data.federating import federate
@@ -11,6 +11,7 @@ from fedtailor.data.partitions import partitions_catalogue
 
 __all__ = [
     "ClientData",
+    "Clients",
     "DataInfo",
     "Dataset",
     "FederatedData",

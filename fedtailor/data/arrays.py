@@ -1,8 +1,8 @@
-"""The user's own arrays: an npz file with x, y and perhaps client, or a Python list of clients."""
+"""The user's own arrays: an npz file with x, y and perhaps client, group and split, or clients in a list or dict."""
 
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from math import prod
 from pathlib import Path
@@ -13,13 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.data.dataset import Dataset, without_labels
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset, without_labels
 from fedtailor.data.unpacking import check_archive, damaged, reading
-from fedtailor.errors import FedtailorError, brief, listed
+from fedtailor.errors import FedtailorError, brief, listed, shown
 from fedtailor.local.inputs import Inputs, Lazy, Several, join
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
+Clients = Sequence[Any] | Mapping[str, Any]  # one entry per client, in a dictionary by name
+KEYS = ("x", "y", "group", "split")  # of a client's entry, if that is a dictionary
+PARTS = {
+    **dict.fromkeys(("train", "training", "0"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "1"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "2"), TEST),
+}
 MANY_CLASSES = 1_000  # more are refused if most of them have no sample: then labels are codes or years
 MOST_CLASSES = 1_000_000  # the same where gaps are allowed: data of one client of many
 _EXAMPLE = ", for example (table[features], table['label'])"
@@ -57,8 +64,10 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Arr
 
 
 def read_npz(path: Path, arrays: dict[str, Any], labelled: bool = True) -> Dataset:
-    """Read `x` (or `x1`, `x2`, …, several inputs), `y` and, if it is there, `client`. Unless `labelled`, `y` may be
-    missing."""
+    """Read `x` (or `x1`, `x2`, …, several inputs), `y` and, if they are there, `client`, `group` and `split`.
+
+    Unless `labelled`, `y` may be missing.
+    """
     several = tuple(takewhile(arrays.__contains__, (f"x{number}" for number in count(1))))
     if several and "x" not in arrays:
         arrays = {**arrays, "x": tuple(arrays[key] for key in several)}
@@ -73,37 +82,114 @@ def read_npz(path: Path, arrays: dict[str, Any], labelled: bool = True) -> Datas
     if "y" not in arrays:
         return without_labels(path.name, x, client, names)
     y, classes = encode(arrays["y"], f"The labels of {path}")
-    return Dataset(path.name, x, y, classes, client=client, client_names=names)
+    group = encode(arrays["group"], f"The groups of {path}")[0] if "group" in arrays else None
+    split = (
+        as_parts(column(arrays["split"], f"The split of {path}"), f"The split of {path}") if "split" in arrays else None
+    )
+    return Dataset(path.name, x, y, classes, split, client, names, group, own_split=split is not None)
 
 
-def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> Dataset:
-    """Make a data set from a list with one entry per client: a pair (x, y) of tensors or arrays, or a torch Dataset.
+def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Dataset:
+    """Make a data set from a list with one entry per client, or from a dictionary, whose keys name the clients.
 
-    Items of a torch Dataset are pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression.
-    The classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be missing.
+    An entry is a pair (x, y) of tensors or arrays, a dictionary with the keys x, y and, if you like, group and split,
+    or a torch Dataset of pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression. The
+    classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be missing.
     """
-    if not isinstance(parts, Sequence) or isinstance(parts, (str, bytes)):
+    kind = "dictionary" if isinstance(parts, Mapping) else "list"
+    name = name or kind
+    if not isinstance(parts, (Sequence, Mapping)) or isinstance(parts, (str, bytes)):
         raise FedtailorError(
             f"The data are a {type(parts).__name__}, not a list of clients: give one pair (x, y) of arrays for each "
             f"client{_EXAMPLE if _is_frame(parts) else ', as in [(x0, y0), (x1, y1)]'}."
         )
     if not parts:
-        raise FedtailorError(f"The list {name!r} is empty: give one entry per client.")
-    pairs = [_pair(part, client, name) for client, part in enumerate(parts)]
-    xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
-    for what, tensors in (("features", xs), ("labels", ys)):
-        kinds = [_kinds(tensor) for tensor in tensors]
-        for client, kind in enumerate(kinds):
-            if kind != kinds[0]:
-                raise FedtailorError(
-                    f"Client {client} of {name!r} has {what} of {_words(kind)}, but client 0 of "
-                    f"{_words(kinds[0])}: all clients need the same."
-                )
+        raise FedtailorError(f"The {kind} {name!r} is empty: give one entry per client.")
+    named = parts if isinstance(parts, Mapping) else {str(number): part for number, part in enumerate(parts)}
+    if strange := [key for key in named if not (isinstance(key, str) and key.strip())]:
+        raise FedtailorError(f"The key {shown(strange[0])} of {name!r} names no client: give a text that is not empty.")
+    entries = {client: _entry(part, f"Client {listed([client])} of {name!r}", name) for client, part in named.items()}
+    for key in KEYS:
+        _check_alike(entries, key, name)
+    ys = [entry["y"] for entry in entries.values()]
     y = torch.cat(ys)
     classes = () if y.is_floating_point() else numbered_classes(y, name, gaps)
-    owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in ys]))
-    names = tuple(map(str, range(len(parts))))
-    return Dataset(name, join(xs), y, classes, client=owner, client_names=names)
+    owner = torch.arange(len(ys)).repeat_interleave(torch.tensor([len(y) for y in ys]))
+    group, split = ([text for entry in entries.values() for text in entry.get(key, ())] for key in ("group", "split"))
+    return Dataset(
+        name,
+        join([entry["x"] for entry in entries.values()]),
+        y,
+        classes,
+        as_parts(split, f"The split of {name!r}") if split else None,
+        owner,
+        tuple(entries),
+        encode(group, f"The groups of {name!r}")[0] if group else None,
+        own_split=bool(split),
+    )
+
+
+def _entry(part: Any, who: str, name: str) -> dict[str, Any]:
+    """Read one client's samples: the tensors x and y, and the texts of group and split where they are given."""
+    if not isinstance(part, Mapping):
+        return dict(zip(KEYS, _pair(part, who, name), strict=False))
+    strange = [str(key) for key in part if key not in KEYS]
+    if strange or "x" not in part or "y" not in part:
+        raise FedtailorError(
+            f"{who} has the keys {listed(list(map(str, part)))}: give x and y and, if you like, group and split."
+        )
+    given = part["x"] if isinstance(part["x"], (tuple, Lazy)) else as_array(part["x"], who)
+    x, y = _pair((given, as_array(part["y"], who)), who, name)
+    others = {key: column(part[key], f"The {key} of {who[0].lower()}{who[1:]}") for key in KEYS[2:] if key in part}
+    for key, texts in others.items():
+        if len(texts) != len(y):
+            raise FedtailorError(f"{who} has {len(y)} samples and {len(texts)} entries in {key!r}: give one for each.")
+    return {"x": x, "y": y, **others}
+
+
+def _check_alike(entries: dict[str, dict[str, Any]], key: str, name: str) -> None:
+    """Refuse clients whose samples do not fit together."""
+    (one, first), *others = entries.items()
+    for client, entry in others:
+        if (key in entry) != (key in first):
+            raise FedtailorError(f"Some clients of {name!r} have {key!r} and others not: give it for all or for none.")
+        if key in ("x", "y") and (kind := _kind(entry[key])) != _kind(first[key]):
+            raise FedtailorError(
+                f"Client {listed([client])} of {name!r} has {'features' if key == 'x' else 'labels'} of {kind}, but "
+                f"client {listed([one])} of {_kind(first[key])}: all clients need the same."
+            )
+
+
+def _kind(x: Inputs) -> str:
+    """Say the type and the shape of a sample, or of each of its inputs."""
+    x = x.like if isinstance(x, Lazy) else x
+    if isinstance(x, Several):
+        return ", ".join(map(_kind, x.parts))
+    return f"type {str(x.dtype).removeprefix('torch.')} and shape {tuple(x.shape[1:])}"
+
+
+def column(values: Any, what: str) -> list[str]:
+    """Convert one value per sample, numbers or texts, to texts."""
+    array = as_array(values, what)
+    if array.ndim != 1:
+        raise FedtailorError(f"{what} has shape {array.shape}: give one number or text for each sample.")
+    plain = _texts(array, what) if array.dtype.kind in "US" else array.tolist()
+    if any(value is None or value != value for value in plain):
+        raise FedtailorError(f"{what} is missing for some samples: fill it in.")
+    return list(map(str, plain))
+
+
+def as_parts(values: Array | list[str], what: str) -> Tensor:
+    """Read the part of each sample: train, validation or test, or 0, 1, 2."""
+    texts = values if isinstance(values, list) else column(values, what)
+    try:
+        parts = {text: PARTS.get(text.strip().lower()) for text in texts}
+        strange = [shown(text) for text, part in parts.items() if part is None]
+    except SystemError:  # NumPy's texts are any numbers
+        strange = ["characters that are no text"]
+    if strange:
+        raise FedtailorError(f"{what} holds {strange[0]}: write train, validation or test, or 0, 1 or 2.")
+    return torch.tensor([parts[text] for text in texts], dtype=torch.uint8)
 
 
 def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...]:
@@ -117,18 +203,7 @@ def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...
     return tuple(map(str, range(many)))
 
 
-def _kinds(x: Inputs) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """Return the type and the shape of a sample, or of each of its inputs."""
-    x = x.like if isinstance(x, Lazy) else x
-    return [kind for part in x.parts for kind in _kinds(part)] if isinstance(x, Several) else [(x.dtype, x.shape[1:])]
-
-
-def _words(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> str:
-    return ", ".join(f"type {str(kind).removeprefix('torch.')} and shape {tuple(shape)}" for kind, shape in kinds)
-
-
-def _pair(part: Any, client: int, name: str) -> tuple[Inputs, Tensor]:
-    who = f"Client {client} of {name!r}"
+def _pair(part: Any, who: str, name: str) -> tuple[Inputs, Tensor]:
     if _is_frame(part):
         raise FedtailorError(f"{who} is one table: give a pair (x, y) of its features and its labels{_EXAMPLE}.")
     if not (isinstance(part, (tuple, list)) and len(part) == 2 and _are_inputs(part[0]) and _is_array(part[1])):
@@ -140,8 +215,8 @@ def _pair(part: Any, client: int, name: str) -> tuple[Inputs, Tensor]:
                 f"{who} is neither a pair (x, y) of arrays nor a dataset of (x, y) "
                 "items: give one of these with at least one sample, all of the same shape."
             ) from None
-    x, y = part[0] if isinstance(part[0], (tuple, Lazy)) else np.atleast_1d(as_array(part[0], who)), part[1]
-    x, y = as_samples(x, name, double=True), np.atleast_1d(as_array(y, who))
+    given = part[0] if isinstance(part[0], (tuple, Lazy)) else np.atleast_1d(as_array(part[0], who))
+    x, y = as_samples(given, name, double=True), np.atleast_1d(as_array(part[1], who))
     if len(x) == 0 or len(x) != len(y):
         raise FedtailorError(
             f"{who} has {len(x)} samples and {len(y)} labels: give at least one sample, and a label for each."

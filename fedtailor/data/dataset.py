@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
@@ -14,6 +15,7 @@ from fedtailor.local.inputs import Inputs, Lazy, Several, tensors
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 PIECE = 4096  # samples that are checked together
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +26,12 @@ class Dataset:
     x: Inputs  # uint8 images (n, channels, height, width), features (n, ...), float32 or float64, or int64 numbers
     y: Tensor  # int64 class numbers, or float targets (regression)
     classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
-    part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the authors' own split
+    part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the split that comes with the data
     client: Tensor | None = None  # int64: index into client_names
     client_names: tuple[str, ...] = ()
-    group: Tensor | None = None  # int64: samples of one group are partitioned and split together
-    tokens: int | None = None  # number of token values, where x is a text and the loader knows it
+    group: Tensor | None = None  # int64: a client's samples of one group are partitioned and split together
+    own_split: bool = False  # the split is the user's own: it is kept unless another is asked for
+    tokens: int | None = None  # number of different tokens, if x holds these; token 0 is padding
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -38,6 +41,21 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def units(self) -> tuple[Ints, Ints]:
+        """Find the units of a partition: single samples, or groups, where equal ones of two clients are different.
+
+        Returns each sample's unit, and each unit's first sample.
+        """
+        if self.group is None:
+            each = np.arange(len(self))
+            return each, each
+        _, group = np.unique(self.group.numpy(), return_inverse=True)
+        client = 0 if self.client is None else self.client.numpy()
+        _, first, units = np.unique(
+            group * max(len(self.client_names), 1) + client, return_index=True, return_inverse=True
+        )
+        return units, first
 
 
 def without_labels(name: str, x: Inputs, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
@@ -131,12 +149,11 @@ def _check_range(data: Dataset, what: str, values: Tensor, end: int) -> None:
 
 
 def _check_groups(data: Dataset) -> None:
-    if data.group is None:
+    if data.group is None or data.part is None:
         return
-    _, first, group = np.unique(data.group.numpy(), return_index=True, return_inverse=True)
-    for field in ("part", "client"):
-        values = getattr(data, field)
-        if values is not None and not torch.equal(values, values[first[group]]):
-            raise FedtailorError(
-                f"A group of {data.name!r} has samples of more than one {field}: give each its own group."
-            )
+    units, first = data.units()
+    if len(bad := np.flatnonzero(data.part.numpy() != data.part.numpy()[first[units]])):
+        raise FedtailorError(
+            f"A group of {data.name!r} has samples in more than one part of the split (sample {bad[0]} is of another "
+            f"than sample {first[units][bad[0]]}): give each its own group, or put the group into one part."
+        )

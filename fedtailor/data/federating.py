@@ -10,8 +10,8 @@ from torch import Tensor
 from fedtailor.data.dataset import TRAIN, Dataset
 from fedtailor.data.federated import FederatedData
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
-from fedtailor.data.splits import official_parts, random_sides, thin
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.data.splits import official_parts, random_sides, strata_of, thin
+from fedtailor.errors import FedtailorError, listed, unknown, warn
 from fedtailor.local.inputs import Held, Inputs, Lazy, Several
 from fedtailor.local.streams import numpy_stream
 
@@ -26,7 +26,8 @@ def federate(
     seed: int = 0,
     test: float = 0.2,
     validation: float = 0.1,
-    split: Literal["merge", "official"] = "merge",
+    split: Literal["merge", "official"] | None = None,
+    stratify: bool = True,
     min_samples: int = 10,
     max_train: int | None = None,
     new_clients: int = 0,
@@ -39,12 +40,17 @@ def federate(
     `labels="own"` numbers each client's classes 0, 1, … anew: client 3's class 0 is then another than client 4's.
 
     `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
-    `split="official"` keeps it, and takes `validation` off the training part where the authors have none.
+    `split="official"` keeps it, and takes `validation` off the training part where the authors have none. The default
+    is "official" where the split is the user's own, and "merge" otherwise. `stratify` splits each class in proportion.
     """
     _check_options(test, validation, split, min_samples, max_train, pixels, seed)
-    units, first = _units(dataset)
-    official = split == "official"
-    parts = official_parts(dataset, first, validation, seed) if official else np.zeros_like(first)
+    units, first = dataset.units()
+    strata = strata_of(dataset, units, first, stratify)
+    official = dataset.own_split if split is None else split == "official"
+    parts = np.zeros_like(first)
+    if official:
+        natural = stratify and partition.startswith(NATURAL)
+        parts = official_parts(dataset, first, strata, validation, seed, by_client=natural)
     _check_table(dataset, partition, clients, labels)
     client, names = _clients(dataset, first, parts, partition, clients, min_samples, seed)
     if not 0 <= new_clients < len(names):
@@ -52,11 +58,13 @@ def federate(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
     client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
-    side = parts if official else random_sides(client, len(names), test, validation, seed)
+    side = parts if official else random_sides(client, strata, len(names), test, validation, seed)
     client, side = client[units], side[units]
     if max_train is not None:
         client = thin(client, side, len(names), max_train, seed)
     bounds, order = _layout(client, side, names, dataset.name)
+    if official or (test and dataset.group is not None):
+        _warn_of_untested(bounds, names)
     federated = FederatedData(
         name=dataset.name,
         x=as_inputs(dataset.x[order], pixels, dtype),
@@ -96,13 +104,13 @@ def _own_labels(data: FederatedData) -> FederatedData:
 def _check_options(
     test: float,
     validation: float,
-    split: str,
+    split: str | None,
     min_samples: int,
     max_train: int | None,
     pixels: str,
     seed: int,
 ) -> None:
-    if split not in ("merge", "official"):
+    if split not in ("merge", "official", None):
         raise unknown("split", split, ("merge", "official"))
     if pixels not in ("unit", "signed"):
         raise unknown("pixel range", pixels, ("unit", "signed"))
@@ -126,15 +134,6 @@ def _check_table(dataset: Dataset, partition: str, clients: int | None, labels: 
             f"The data set {dataset.name!r} has {n_classes} classes for {n_clients} clients, more than can be counted: "
             "check which columns hold the labels and the clients."
         )
-
-
-def _units(dataset: Dataset) -> tuple[Ints, Ints]:
-    """Find the units of a partition, groups or single samples: each sample's unit, each unit's first sample."""
-    if dataset.group is None:
-        each = np.arange(len(dataset))
-        return each, each
-    _, first, units = np.unique(dataset.group.numpy(), return_index=True, return_inverse=True)
-    return units, first
 
 
 def _clients(
@@ -217,6 +216,16 @@ def _layout(client: Ints, side: Ints, names: tuple[str, ...], name: str) -> tupl
     ends = np.cumsum(counts).reshape(counts.shape)
     starts = ends[:, :1] - counts[:, :1]
     return torch.from_numpy(np.hstack([starts, ends])), torch.from_numpy(order)
+
+
+def _warn_of_untested(bounds: Tensor, names: tuple[str, ...]) -> None:
+    """Name the clients whose split leaves them nothing to test on, unless it is all of them."""
+    without = [names[c] for c in (bounds[:, 2] == bounds[:, 3]).nonzero().flatten().tolist()]
+    if 0 < len(without) < len(names):
+        warn(
+            f"{len(without)} of {len(names)} clients have no test samples and are not measured: {listed(without)}; one "
+            "needs several groups, or a test part of its own."
+        )
 
 
 @overload

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedtailor.data import arrays, cifar, idx, images, large, medmnist, omniglot, synthetic, table
+from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, synthetic, table
 from fedtailor.data import info as information
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, Reader
@@ -28,7 +28,7 @@ def load(
     image_size: int | None = None,
     labelled: bool = True,
 ) -> Dataset:
-    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder by path.
+    """Read a data set of the catalogue by name, or the user's own npz, CSV, folder or LEAF's JSON by path.
 
     `label_column` and `client_column` are for a CSV, `image_size` for a folder. With `labelled=False`, data of the
     user's may come without labels: they then have no classes, and zeros for targets.
@@ -36,8 +36,8 @@ def load(
     root = information.data_dir(data_dir)
     base, _, variant = name.partition(":")
     own = None if base in DATA_SETS else _own_path(name, root)
-    csv, folder = own is not None and own.suffix.lower() == ".csv", own is not None and own.is_dir()
-    stored = own is not None and large.is_folder(own)
+    csv, json = (own is not None and own.suffix.lower() == ".csv"), (own is not None and leaf.is_leaf(own))
+    stored, folder = own is not None and large.is_folder(own), own is not None and own.is_dir() and not json
     if (label_column or client_column) and not csv:
         raise FedtailorError(f"--label-column and --client-column are for CSV files: leave them out for {name!r}.")
     if image_size is not None and (stored or not folder):
@@ -49,6 +49,8 @@ def load(
         return reader(info, root, variant)
     if stored:
         return arrays.read_npz(own, large.read_folder(own), labelled)
+    if json:
+        return leaf.read_leaf(own)
     if folder:
         return images.read_folder(own, image_size, labelled)
     return table.read_csv(own, label_column, client_column, labelled) if csv else _read_npz(own, labelled)
@@ -57,10 +59,12 @@ def load(
 def _own_path(name: str, root: Path) -> Path:
     """Find the user's file or folder of this name, here or in the data directory."""
     for path in (Path(name), root / name):
-        if path.is_dir() or (path.is_file() and path.suffix.lower() in (".npz", ".csv")):
+        if path.is_dir() or (path.is_file() and path.suffix.lower() in (".npz", ".csv", ".json")):
             return path
         if path.is_file():
-            raise FedtailorError(f"The file {path} is neither .npz nor .csv: these and folders can be read.")
+            raise FedtailorError(
+                f"The file {path} is neither .npz nor .csv nor LEAF's .json: these and folders can be read."
+            )
     if "/" in name or "\\" in name or Path(name.partition(":")[0]).suffix:
         raise FedtailorError(f"There is no file {name}, neither here nor in {root}: check the path.")
     raise unknown("data set", name, DATA_SETS)

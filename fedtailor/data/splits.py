@@ -1,6 +1,7 @@
 """Splits: which of a client's samples are for training, for validation and for testing."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from fedtailor.data.partitions import Ints
@@ -8,30 +9,87 @@ from fedtailor.errors import FedtailorError
 from fedtailor.local.streams import numpy_stream
 
 
-def official_parts(dataset: Dataset, first: Ints, validation: float, seed: int) -> Ints:
+def official_parts(
+    dataset: Dataset, first: Ints, strata: Ints, validation: float, seed: int, *, by_client: bool
+) -> Ints:
+    """Return each unit's part. Where there is no validation part, a share of the training part is taken for it: of each
+    stratum in proportion and, if `by_client`, of each of the clients that the data name."""
     if dataset.part is None:
         raise FedtailorError(f"The data set {dataset.name!r} has no official split: leave out --split official.")
     parts: Ints = dataset.part.numpy()[first].astype(np.int64)
     train = np.flatnonzero(parts == TRAIN)
-    if validation > 0 and not (parts == VALIDATION).any():
-        taken = round(validation * len(train))
-        parts[numpy_stream(seed, "partition", "validation").permutation(train)[:taken]] = VALIDATION
+    if validation > 0 and len(train) and not (parts == VALIDATION).any():
+        rng = numpy_stream(seed, "partition", "validation")
+        mine = rng.permutation(train)
+        clients = dataset.client if by_client else None
+        owner = np.zeros_like(mine) if clients is None else _numbered(clients.numpy()[first[mine]])
+        shares = _apportion(np.bincount(owner), round(validation * len(train)), rng)
+        for places, n in zip(of_each(owner, len(shares)), shares.tolist(), strict=True):
+            units = mine[places]
+            parts[units[_proportional(strata[units], n, rng)]] = VALIDATION
     return parts
 
 
-def random_sides(client: Ints, clients: int, test: float, validation: float, seed: int) -> Ints:
-    """Split each client's units at random into train, validation and test.
+def random_sides(client: Ints, strata: Ints, clients: int, test: float, validation: float, seed: int) -> Ints:
+    """Split each client's units at random into train, validation and test, each stratum in proportion.
 
     Train gets one first; then test and validation, where asked for, get at least one while there are any.
     """
     side = np.full(len(client), TRAIN, dtype=np.int64)
     for c, units in enumerate(of_each(client, clients)):
-        mine = numpy_stream(seed, "partition", "split", c).permutation(units)
+        rng = numpy_stream(seed, "partition", "split", c)
+        mine = rng.permutation(units)
         n_test = min(max(round(test * len(mine)), 1), len(mine) - 1) if test else 0
         n_validation = min(max(round(validation * len(mine)), 1), len(mine) - 1 - n_test) if validation else 0
-        side[mine[:n_test]] = TEST
-        side[mine[n_test : n_test + n_validation]] = VALIDATION
+        for n, held in ((n_test, TEST), (n_validation, VALIDATION)):
+            chosen = _proportional(strata[mine], n, rng)
+            side[mine[chosen]] = held
+            mine = mine[~chosen]
     return side
+
+
+def strata_of(dataset: Dataset, units: Ints, first: Ints, stratify: bool) -> Ints:
+    """Return the class of each unit: for a group the one that most of its samples have. Without classes all are 0."""
+    if not (stratify and dataset.classes and dataset.y.ndim == 1):
+        return np.zeros_like(first)
+    labels: Ints = dataset.y.numpy()
+    if dataset.group is None:
+        return labels
+    pairs, counts = np.unique(units * len(dataset.classes) + labels, return_counts=True)
+    unit, label = np.divmod(pairs, len(dataset.classes))
+    order = np.lexsort((label, -counts, unit))
+    _, most = np.unique(unit[order], return_index=True)
+    majority: Ints = label[order][most]
+    return majority
+
+
+def _proportional(strata: Ints, n: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Choose n units: of each stratum its share, the first ones in this order."""
+    numbers = _numbered(strata)
+    chosen = np.zeros(len(numbers), dtype=bool)
+    if n > 0:
+        shares = _apportion(np.bincount(numbers), n, rng)
+        for places, share in zip(of_each(numbers, len(shares)), shares.tolist(), strict=True):
+            chosen[places[:share]] = True
+    return chosen
+
+
+def _apportion(sizes: Ints, n: int, rng: np.random.Generator) -> Ints:
+    """Divide n in proportion to the sizes, by largest remainders, equal ones at random. While it can be done, each size
+    keeps one for itself."""
+    total, room = int(sizes.sum()), sizes - 1 if n <= (sizes - 1).sum() else sizes
+    taken: Ints = np.minimum(sizes * n // total, room)
+    while left := n - int(taken.sum()):
+        shuffled = rng.permutation(np.flatnonzero(taken < room))
+        remainders = (sizes * n - taken * total)[shuffled]
+        taken[shuffled[np.argsort(-remainders, kind="stable")[:left]]] += 1
+    return taken
+
+
+def _numbered(values: Ints) -> Ints:
+    """Number the different values 0, 1, …"""
+    numbers: Ints = np.unique(values, return_inverse=True)[1]
+    return numbers
 
 
 def thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> Ints:

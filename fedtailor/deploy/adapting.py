@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.data import Dataset, FederatedData, from_list
+from fedtailor.data import Clients, Dataset, FederatedData, from_list
 from fedtailor.data import load as load_data
 from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
@@ -34,8 +34,8 @@ from fedtailor.site.sites import Sites
 from fedtailor.transport import make_transport
 from fedtailor.version import __version__
 
-Data = str | Path | Dataset | Sequence[Any]
-KEPT = ("data_dir", "test", "validation")  # settings that new data take from the run, unless given
+Data = str | Path | Dataset | Clients
+KEPT = ("data_dir", "test", "validation", "stratify")  # settings that new data take from the run, unless given
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ most methods a few lines.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
+from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.descent import (
     Batch,
     Correction,
     Objective,
+    augmented,
     batch_gradient,
     batches,
     descend,
@@ -70,6 +73,7 @@ class Client:
     optimizer: OptimizerSettings
     keep_momentum: bool = False
     participation: float = 1.0
+    augmentation: Augmentation | None = None
     # Each copy of a client has its own:
     _moments: dict[str, State] = field(default_factory=dict, init=False)  # what `step` remembers of each model
     _factor: float | None = field(default=None, init=False)  # of the learning rate, in the present step of `batches`
@@ -165,6 +169,7 @@ class Client:
             moments={moment: tensor[part] for moment, tensor in moments.items()} if part else moments,
             each_step=each_step,
             objective=objective,
+            augment=self._augmenting(purpose),
         )
 
     def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
@@ -174,9 +179,11 @@ class Client:
         """
         (x, y), chosen = self.train_data, replace(self.optimizer, **settings)
         stream, factors = self._begin(purpose), chosen.factors(step_count(len(x), chosen))
+        augment = self._augmenting(purpose)
         try:
             for indices, self._factor in zip(batches(len(x), chosen, stream, x.device), factors, strict=True):
-                yield Batch(self.network, self.loss_function, take(x, indices), take(y, indices), indices)
+                xs = augmented(take(x, indices), augment)
+                yield Batch(self.network, self.loss_function, xs, take(y, indices), indices)
         finally:
             self._factor = None
 
@@ -206,6 +213,12 @@ class Client:
         """Begin this round's stream for a purpose, and the one of the network's own draws."""
         seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), self.initial.device)
         return self.stream(purpose)
+
+    def _augmenting(self, purpose: str) -> Callable[[Tensor], Tensor] | None:
+        """Make the function that changes each batch's images, with a stream of its own; None without augmentation."""
+        if self.augmentation is None:
+            return None
+        return partial(self.augmentation, stream=torch_stream(self.seed, purpose, "augmentation", self.round, self.id))
 
     def gradient(self, theta: Tensor, batch: Batch | None = None, objective: Objective = plain_loss) -> Tensor:
         """Compute the gradient ∇f_i(θ) of the mean training loss, in one pass over all training samples.

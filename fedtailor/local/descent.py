@@ -48,6 +48,11 @@ def batches(
         yield pieces[step % count]
 
 
+def augmented(x: Held, augment: Callable[[Tensor], Tensor] | None) -> Held:
+    """Augment a batch's inputs, if they are to be."""
+    return augment(x) if augment is not None and isinstance(x, Tensor) else x
+
+
 @dataclass
 class Batch:
     """One batch of samples in its pass through the network. A method's own objective is a function of it."""
@@ -98,6 +103,7 @@ def descend(
     moments: State | None = None,
     each_step: Callable[[Tensor], None] | None = None,
     objective: Objective | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
 
@@ -105,6 +111,7 @@ def descend(
     rate of its own for every entry. `part` restricts the steps to a slice (all these vectors then have its length);
     the head alone trains on features that are computed once. `moments` is what the optimiser remembers, updated in
     place. `each_step` is called after every step with the present vector. `objective` stands for the loss of a batch.
+    `augment` changes each batch's inputs, but not features that are computed once.
     """
     part = part or slice(0, network.layout.size)
     network.vector.copy_(theta)
@@ -117,11 +124,13 @@ def descend(
     inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
     chain = chain_of(network, function, x) if objective is None else None
     moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
-    begun = chain is not None and isinstance(x, Tensor)  # all samples at once, if they are in memory
+    augment = augment if function is network.module else None
+    begun = False
     with torch.no_grad():
-        x = chain.begin(x) if chain is not None and isinstance(x, Tensor) else x
+        if chain is not None and augment is None and isinstance(x, Tensor):  # all samples at once
+            x, begun = chain.begin(x), True
         for chosen, factor in zip(batches(len(x), settings, stream, x.device), factors, strict=True):
-            xs, ys = take(x, chosen), take(y, chosen)
+            xs, ys = augmented(take(x, chosen), augment), take(y, chosen)
             network.differentiated += len(xs) if function is network.module else 0  # a head on features is cheap
             if chain is not None and isinstance(xs, Tensor):
                 chain.differentiate(xs if begun else chain.begin(xs), ys, loss)

@@ -55,6 +55,8 @@ from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, P
 from fedtailor.server.setup import Setup
 from fedtailor.version import __version__
 
+BEFORE = {"stratify": False}  # what runs did before there was a setting for it
+
 try:
     import fcntl
 except ImportError:  # not on this system: two processes in one run directory are then the user's to avoid
@@ -123,8 +125,9 @@ class RunDirectory:
             if is_beginning(self.path) and any(self.path.iterdir()):
                 raise FedtailorError(f"The run in {self.path} was stopped before it began: start it again.")
             raise FedtailorError(f"{self.path} is not a run directory: it has no experiment.toml and partition.json.")
-        made = make_experiment(self.about().experiment)  # a setting that is newer than the run has its default
-        found = make_experiment(read_experiment(self.path / "experiment.toml"))
+        # A setting that is newer than the run has its default, but for those that would change its numbers.
+        made = make_experiment({**BEFORE, **self.about().experiment})
+        found = make_experiment({**BEFORE, **read_experiment(self.path / "experiment.toml")})
         self.behind = found.rounds < made.rounds
         if self.behind:
             found = found.model_copy(update={"rounds": made.rounds})

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtailor.data import ClientData
 from fedtailor.errors import FedtailorError
+from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.client import Client
 from fedtailor.local.descent import step_count
 from fedtailor.local.inputs import Inputs
@@ -57,6 +58,7 @@ class Terms:
     on_train: bool = False  # measure models on the training samples too
     debug: bool = False  # let exceptions pass
     weights: str = ""  # the checksum of the file of pretrained weights
+    augmentation: Augmentation | None = None  # of training images
 
     @cached_property
     def fingerprint(self) -> str:
@@ -96,6 +98,7 @@ class Site:
             replace(terms.optimizer, factor=factor_at(terms.schedule, terms.rounds, round)),
             terms.keep_momentum,
             terms.participation,
+            terms.augmentation,
         )
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:

@@ -130,7 +130,7 @@ def test_a_data_set_checks_itself() -> None:
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     with pytest.raises(FedtailorError, match="one number from 0 to 0"):
         Dataset("own", x, y, ("a",))
-    with pytest.raises(FedtailorError, match="float32 or float64 features or uint8 images"):
+    with pytest.raises(FedtailorError, match="float32, float64 or int64 features or uint8 images"):
         Dataset("own", x.half(), y, ("a", "b"))
     with pytest.raises(FedtailorError, match=r"as \(samples, channels, height, width\)"):
         Dataset("own", x.byte(), y, ("a", "b"))
@@ -140,5 +140,5 @@ def test_a_data_set_checks_itself() -> None:
         Dataset("own", x, torch.full((4,), torch.nan), ())
     with pytest.raises(FedtailorError, match="entries in 'part'"):
         Dataset("own", x, y, ("a", "b"), part=torch.zeros(3, dtype=torch.uint8))
-    with pytest.raises(FedtailorError, match="samples of more than one client"):
-        Dataset("own", x, y, ("a", "b"), client=y, client_names=("k", "l"), group=torch.tensor([0, 0, 1, 2]))
+    with pytest.raises(FedtailorError, match="sample 1 is of another than sample 0"):
+        Dataset("own", x, y, ("a", "b"), part=y.byte(), group=torch.tensor([0, 0, 1, 2]))

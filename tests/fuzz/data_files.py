@@ -231,6 +231,8 @@ def npz(rng: random.Random, folder: Path) -> None:
         "x": np.arange(60.0).reshape(20, 3),
         "y": rng.choice((np.arange(20) % 3, np.array(list("ab") * 10))),
         "client": np.arange(20) % 2,
+        "group": np.arange(20) // 2,
+        "split": np.array(["train", "train", "test", "validation"] * 5)[np.arange(20) // 2],
     }
     named = {name: odd_array(rng, array) for name, array in right.items()}
     write(folder, {"own.npz": zipped(rng, arrays(rng, named))})
@@ -293,6 +295,29 @@ def images(rng: random.Random, folder: Path) -> None:
         files[f"clinic/{name}"] = mutated(rng, picture) if rng.random() < 0.4 else picture
     write(folder, files)
     use("clinic", folder, image_size=rng.choice((None, 4)))
+
+
+JSON = (None, True, -1, 0.5, 10**400, "", "x", "\ud800", [], [[]], {}, {"x": 1}, float("nan"), [0.5] * 784)
+
+
+def leaf(rng: random.Random, folder: Path) -> None:
+    """LEAF's three data sets, with odd values in any place or damaged as a text."""
+    text, tweet = "to be or not"[:10], ["1", "Monday", "NO_QUERY", "ann", "not to be", "training"]
+    x, y = rng.choice(((text, "t"), ([0.5] * 784, 61), (tweet, rng.choice((0, 1, 4)))))
+    content: Any = {"users": ["ann", "bob"], "num_samples": [3, 3], "hierarchies": ["a", "b"]}
+    content["user_data"] = {user: {"x": [x] * 3, "y": [y] * 3} for user in content["users"]}
+    if rng.random() < 0.5:
+        place: Any = content
+        while isinstance(place, dict | list) and place:
+            key = rng.choice(sorted(place)) if isinstance(place, dict) else rng.randrange(len(place))
+            if rng.random() < 0.3 or not isinstance(place[key], dict | list):
+                place[key] = rng.choice(JSON)
+                break
+            place = place[key]
+    written = json.dumps(content).encode()
+    names = rng.choice((["own.json"], ["own/a.json"], ["own/train/a.json", "own/test/a.json"]))
+    write(folder, {name: mutated(rng, written) if rng.random() < 0.3 else written for name in names})
+    use(names[0].split("/")[0], folder)
 
 
 @cache
@@ -508,6 +533,7 @@ READERS: dict[str, Callable[[random.Random, Path], None]] = {
     "medmnist": medmnist,
     "csv": table,
     "images": images,
+    "leaf": leaf,
     "idx": idx,
     "cifar": cifar,
     "omniglot": omniglot,
