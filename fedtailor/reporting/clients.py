@@ -26,35 +26,36 @@ def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
         rows = [*ranked[:ENDS], None, *ranked[-ENDS:]]
         title = f"Clients: the worst and the best {ENDS} of {len(ranked)}, by {visible(leader)}"
         note = f" All are in {whole}."
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = ["", Text(title, style="table.title")]
     left = list(range(len(table.titles)))
     while left:
         shown = next(n for n in range(len(left), 0, -1) if n == 1 or _width(_rich(table, rows, left[:n])) <= width)
-        parts.append(_rich(table, rows, left[:shown], title if not parts else ""))
+        parts.append(_rich(table, rows, left[:shown]))
         left = left[shown:]
-    return Group("", *parts, Text(visible(table.caption + note), style="dim"))
+    return Group(*parts, Text(visible(table.caption + note), style="dim"))
 
 
 def _width(table: Table) -> int:
     return SafeConsole(width=10_000, file=io.StringIO()).measure(table).maximum
 
 
-def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int], title: str = "") -> Table:
-    made = plain_table(title)
+def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int]) -> Table:
+    made, several = plain_table(""), len(table.titles) > 1
     made.add_column("client", style="bold", overflow="fold")
     for name in ("train", "test", *(table.titles[line] for line in lines)):
         made.add_column(visible(name), justify="right", no_wrap=True)
-    made.add_column("best")
+    if several:
+        made.add_column("best")
     for row in rows:
         if row is None:
             made.add_row("…")
             continue
         cells = [Text(table.shown(row.values[n]), style="bold green" if row.best[n] else "") for n in lines]
-        best = visible(", ".join(best_titles(table, row)))
-        made.add_row(Text(visible(row.name)), _count(row.n_train), _count(row.n_test), *cells, Text(best))
+        best = [Text(visible(", ".join(best_titles(table, row))))] if several else []
+        made.add_row(Text(visible(row.name)), _count(row.n_train), _count(row.n_test), *cells, *best)
     made.add_section()
     overall = [table.shown(table.overall[n]) for n in lines]
-    made.add_row("all", "", "", *overall, Text(visible(table.titles[table.leader])) if len(table.titles) > 1 else "")
+    made.add_row("all", "", "", *overall, *([Text(visible(table.titles[table.leader]))] if several else []))
     return made
 
 

@@ -94,6 +94,10 @@ def test_compare(call: Call, data: str) -> None:
     assert "Recorded in table[/]: table.txt" in harmless(call(*words))
     for file in Path("table[/]").glob("table.*"):
         assert not HOSTILE.search(file.read_text())
+    assert r"\x1b]0;owned\x07[bold red]x[/]" in harmless(call(*words))
+    assert r"\x1b]0;owned\x07[bold red]x[/]" in harmless(call("show", "table[/]"))
+    shown = json.loads(harmless(call("show", "table[/]", "--json")))
+    assert [client["name"] for client in shown["clients"]["clients"]] == [CLIENT, "other"]
 
 
 def test_advise(call: Call, data: str) -> None:
