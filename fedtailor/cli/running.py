@@ -113,11 +113,29 @@ def resume(
         float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
+    add_client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH|CLIENT",
+            help="data of new clients that take part from now on, or one that the run held out; may be repeated",
+            show_default=False,
+        ),
+    ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
 ) -> None:
     """Continue an interrupted run from its last checkpoint.
 
     The numbers are those of a run that was never interrupted.
+
+    With --add-client, new clients join it: those that a file (npz, CSV, folder) names, or one with all its samples,
+    named NAME or like the file; or a client that the run held out (run --new-clients). They are split as the run's
+    clients are. A run that is finished needs more --rounds for them.
+
+    [bold]Examples[/]
+
+    fedtailor resume runs/ditto-digits-1
+
+    fedtailor resume runs/pgfed --add-client north=hospital-north.csv --rounds 40
     """
     from fedtailor.runs import resume as resume_run
 
@@ -126,7 +144,14 @@ def resume(
     with progress_bars() as bars:
         bar = RoundProgress(bars, str(directory), None)
         try:
-            result = resume_run(directory, trust=trust, on_round=bar.round, on_start=bar.start, **changes)
+            result = resume_run(
+                directory,
+                add_clients=add_client,
+                trust=trust,
+                on_round=bar.round,
+                on_start=bar.start,
+                **changes,
+            )
         except KeyboardInterrupt:
             bars.stop()
             _interrupted(directory)

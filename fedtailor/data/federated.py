@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.errors import unknown
+from fedtailor.files import Count
 
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 
@@ -45,6 +46,17 @@ class ClientData:
         return self.x[self.ends[0] :]
 
 
+@dataclass(frozen=True)
+class Join:
+    """Clients that joined a run that had begun, together."""
+
+    after: Count  # the last round without them
+    clients: tuple[str, ...]
+    source: str | None  # a path or a name of data, `object:…` for Python objects; None: the run had held them out
+    name: str | None  # that the client was given, in place of the name that its data have
+    fingerprint: str  # of their samples; "" if they are the run's own
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """The data of all clients; made by `federate`."""
@@ -58,6 +70,7 @@ class FederatedData:
     new: frozenset[int] = frozenset()  # clients held out from training
     own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
     own_names: tuple[tuple[str, ...], ...] = ()  # and their names
+    joined: tuple[Join, ...] = ()  # training clients that came later: the last of them
 
     @property
     def n_clients(self) -> int:
@@ -108,6 +121,36 @@ class FederatedData:
         """Move all samples to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
+    def with_new(self, other: "FederatedData") -> "FederatedData":
+        """Append the clients of other data of the same kind, as new ones. What is there stays where it is."""
+        count = self.n_clients + other.n_clients
+        return replace(
+            self,
+            x=_stacked(self.x, other.x),
+            y=torch.cat([self.y, other.y]),
+            bounds=torch.cat([self.bounds, other.bounds + len(self.y)]),
+            names=(*self.names, *other.names),
+            new=self.new | set(range(self.n_clients, count)),
+            own_classes=(*self.own_classes, *other.own_classes),
+            own_names=(*self.own_names, *other.own_names),
+        )
+
+    def with_joined(self, join: Join) -> "FederatedData":
+        """Make training clients of new ones: they are numbered behind the others, before those that are still new."""
+        joining = [self.names.index(name) for name in join.clients]
+        training = [client for client in range(self.n_clients) if client not in self.new]
+        rest = [client for client in sorted(self.new) if client not in joining]
+        order = [*training, *joining, *rest]
+        return replace(
+            self,
+            bounds=self.bounds[order],
+            names=tuple(self.names[client] for client in order),
+            new=frozenset(range(len(order) - len(rest), len(order))),
+            own_classes=tuple(self.own_classes[client] for client in order) if self.own_classes else (),
+            own_names=tuple(self.own_names[client] for client in order) if self.own_names else (),
+            joined=(*self.joined, join),
+        )
+
     def fingerprint(self) -> str:
         """Compute a checksum of all samples and of their partition."""
         x = self.x.permute(0, 2, 3, 1) if self.x.ndim == 4 else self.x
@@ -132,3 +175,10 @@ class FederatedData:
             labels = self.y[place[first] : place[last]]
             row += torch.bincount(labels, minlength=len(row)) if self.classes else len(labels)
         return table
+
+
+def _stacked(one: Tensor, other: Tensor) -> Tensor:
+    """Put samples behind each other; images keep their channels last in memory (see `as_inputs`)."""
+    if one.ndim != 4:
+        return torch.cat([one, other])
+    return torch.cat([x.permute(0, 2, 3, 1) for x in (one, other)]).permute(0, 3, 1, 2)
