@@ -37,11 +37,12 @@ class Shown:
         return {name: self._padded(array, later) for name, array in found.items()} if later else found
 
     def _padded(self, array: Array, later: int) -> Array:
-        """Add so many clients to a vector or square matrix over all that there were."""
+        """Add so many clients to a tensor over all that there were, on both sides of a matrix of clients × clients."""
         before = len(self.result.names) - len(self.result.partition["new"]) - later
-        axes = 0 if array.shape[:1] != (before,) else 2 if array.shape == (before, before) else 1
-        room = [(0, later if axis < axes else 0) for axis in range(array.ndim)]
-        return np.pad(array, room, constant_values=np.nan)
+        if array.shape[:1] != (before,):
+            return array
+        sides = 2 if array.shape == (before, before) else 1
+        return np.pad(array, [(0, later if axis < sides else 0) for axis in range(array.ndim)], constant_values=np.nan)
 
     @cached_property
     def last(self) -> dict[str, Array]:
