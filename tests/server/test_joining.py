@@ -218,6 +218,7 @@ class TestRecord:
         assert (join["after"], join["clients"], join["source"]) == (2, ["north"], "north.npz")
         assert sum(map(sum, (partition[split][4] for split in ("train", "validation", "test")))) == 45
         assert partition["train"][4] == result.data.counts("train")[4].tolist()
+        assert json.loads((started / "result.json").read_text())["joined"] == [{"after": 2, "clients": ["north"]}]
         loaded = ft.load(started)
         assert loaded.names == result.names == ("a", "b", "c", "d", "north")
         assert [record.evaluated for record in loaded.rounds] == [4, 4, 5, 5]
@@ -411,4 +412,5 @@ def test_tables_and_figures_say_so(method: str) -> None:
     assert said in summarize([result]).caption
     report = prepare(read_runs([Path("run-of-it")]))
     assert said in html(report)
+    assert said.rstrip(".") in report.figures[0].caption
     assert any(section.anchor.startswith("method-") for section in report.sections) == (method != "local")
