@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedtailor.data import Clients, Dataset
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
@@ -18,6 +19,7 @@ from fedtailor.runs import method_name, names_and_objects, run_experiment
 from fedtailor.simulation import Objects
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
+from fedtailor.studies.clients import ClientTable, client_table
 from fedtailor.studies.comparison import SEEDS, Comparing, make_comparison
 from fedtailor.studies.summary import Line, Summary, summarize
 
@@ -65,13 +67,24 @@ class Table:
 
         return comma_separated(self.summary)
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The numbers as a table of pandas: a row a line."""
+    @cached_property
+    def clients(self) -> ClientTable:
+        """Each client's result with each line, by name."""
+        return client_table(self.summary)
+
+    def to_pandas(self, what: Literal["lines", "clients"] = "lines") -> "pandas.DataFrame":
+        """The numbers as a table of pandas: a row a line, or a row a client with a column for each line."""
         try:
             import pandas
         except ImportError:
             raise FedtailorError("pandas is not installed: pip install 'fedtailor[pandas]'.") from None
-        return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
+        if what == "lines":
+            return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
+        if what != "clients":
+            raise unknown("table", what, ("lines", "clients"))
+        named = {row.name: (row.n_train, row.n_test, *row.values) for row in self.clients.rows}
+        columns = ["train", "test", *self.clients.titles]
+        return pandas.DataFrame.from_dict(named, orient="index", columns=columns).rename_axis("client")
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.tables import table_rows

@@ -4,6 +4,7 @@ Server and client see each other through messages of named tensors alone. A meth
 client uploads is aggregated; the server's loop does it, and hands single uploads only to methods that declare so.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -230,6 +231,32 @@ class Method(BaseModel):
         weights of a mean are one number.
         """
         return {}
+
+    def join(self, server: Server, before: int) -> None:
+        """Make room for clients that join a run that has begun: `server.n_clients` has grown from `before`.
+
+        By default the tensors that `start` makes larger for more clients get what it would have made for the new ones,
+        and all else stays. Raise a FedtailorError in a method that cannot take new clients.
+        """
+        then, now = self._started(server, before), self._started(server, server.n_clients)
+        for name in (name for name in now if name in then and now[name].shape != then[name].shape):
+            tensor, grown = server.state[name], now[name].clone()
+            if tensor.shape != then[name].shape or tensor.dim() != grown.dim():
+                raise FedtailorError(
+                    f"{type(self).__name__} cannot take new clients into a run that has begun, as its state {name!r} "
+                    "has no room for them: serve them with `fedtailor adapt`."
+                )
+            grown[tuple(map(slice, tensor.shape))] = tensor
+            server.state[name] = grown
+
+    def _started(self, server: Server, clients: int) -> State:
+        """Return the state that `start` makes for the first so many clients."""
+        few = server.n_samples[:clients]
+        fresh = Server(server.initial, server.layout, few, server.per_round, initialise=server.initialise)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it has to say was said when the run began
+            self.start(fresh)
+        return fresh.state
 
     def global_model(self, server: Server) -> Tensor | None:
         """Return the one global model, if the method has one."""

@@ -215,6 +215,7 @@ class RunResult:
             "bytes_up": sum(record.bytes_up for record in self.rounds),
             "bytes_down": sum(record.bytes_down for record in self.rounds),
             "seconds": round(sum(record.seconds for record in self.rounds), 3),
+            "joined": [{"after": join.after, "clients": list(join.clients)} for join in self.partition["joined"]],
             "failed": {self.names[client]: {"failed": f, "called": n} for client, (f, n) in self.failures.items()},
             "warnings": self.warnings,
         }

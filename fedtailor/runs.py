@@ -12,6 +12,7 @@ from fedtailor.data import Clients, Dataset
 from fedtailor.errors import FedtailorError, shown, unknown
 from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
 from fedtailor.imports import object_name
+from fedtailor.joining import Additions, add, run_data
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
@@ -116,12 +117,17 @@ def resume(
     data: Dataset | Clients | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
+    add_clients: Additions | None = None,
     trust: bool = False,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
     **changes: Any,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same numbers as if it had never stopped.
+
+    `add_clients` lets new clients take part from then on: the path of their data, the name of a client that the run
+    held out, a list of these, or by name the path or the pair (x, y) of each. The same call goes on later: who has
+    joined is not added again.
 
     Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `deadline`,
     `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed again.
@@ -145,7 +151,11 @@ def resume(
     objects = Objects(method, data, model, loss)
     _check_objects(Path(path), before, objects, trust)
     directory.warn_of_other_versions()
-    with isolated(), closing(reopen(Path(path), after, objects)) as old:
+    if add_clients:
+        with isolated():
+            add(directory, after, objects, add_clients)
+    given = add_clients if isinstance(add_clients, Mapping) else None
+    with isolated(), closing(reopen(Path(path), after, _with_joined(directory, after, objects, given))) as old:
         old.restore()
         if after.rounds != before.rounds or directory.behind:
             directory.extend(after)
@@ -160,12 +170,13 @@ def load(
     data: Dataset | Clients | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
+    joined: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> RunResult:
     """The result of a run directory, finished or not. `data_dir` says where its data lie now, if they were moved.
 
     Reading it runs nothing that the run names. Models and states of a run that names code of its own need the objects,
-    as in `resume`, or `trust`.
+    as in `resume`, or `trust`. `joined` has the data of clients that joined the run as objects, by name.
     """
     directory = RunDirectory(Path(path))
     experiment, objects = directory.experiment(), Objects(method, data, model, loss)
@@ -173,10 +184,19 @@ def load(
     def opened() -> Simulation:
         _check_objects(Path(path), experiment, objects, trust)
         with isolated():
-            return look_into(Path(path), objects, data_dir)
+            here = experiment.model_copy(update={"data_dir": data_dir or experiment.data_dir})
+            return look_into(Path(path), _with_joined(directory, here, objects, joined), data_dir)
 
     partition, rounds, clients = directory.records()
     return RunResult(experiment, rounds, lambda: clients, partition.clients, opened, Path(path))
+
+
+def _with_joined(
+    directory: RunDirectory, experiment: Experiment, objects: Objects, joined: Mapping[str, Any] | None
+) -> Objects:
+    """Add the data of the clients that joined the run, if there are any."""
+    before = directory.partition().joined
+    return replace(objects, data=run_data(before, experiment, objects.data, joined)) if before else objects
 
 
 def _finish(run: Simulation, on_round: OnRound | None, on_start: OnStart | None) -> RunResult:

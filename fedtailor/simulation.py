@@ -5,6 +5,7 @@ Every check that needs no round is made here, before the first file is written.
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -244,10 +245,13 @@ class Simulation:
             method,
             prepared.server(self.transport.declare(), store),
             list(data.names),
-            Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
+            Evaluator(
+                experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new], data.names
+            ),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
+            Counter(join.after for join in data.joined for _ in join.clients),
         )
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedtailor.data import load as load_data
+from fedtailor.errors import FedtailorError
 from fedtailor.experiment import SETTING_NAMES, Experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import NEVER, Message, Reply, Request, State, Train, copied, message_bytes
@@ -100,6 +101,28 @@ def same_bits_after_resuming(method: Method) -> None:
             assert _numbers(resumed.clients) == _numbers(whole.clients)
             one, other = (_files(Path(folder) / name / "checkpoint") for name in ("halves", "whole"))
             assert one == other, "the checkpoints differ"
+
+
+def takes_clients_that_join(method: Method) -> None:
+    """A client that joins after round 2 trains and has a model; or the method refuses it in one sentence."""
+    settings = {**SMALL, "participation": "all", "engine": "in-process", "rounds": 2, "new_clients": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        before = run(method, out=Path(folder) / "run", **settings)
+        late = before.names[-1]
+        try:
+            result = resume(Path(folder) / "run", method=method, add_clients=late, rounds=4)
+        except FedtailorError as refusal:
+            if "adapt" in str(refusal):  # it says what to do instead
+                return
+            raise
+        assert result.names.index(late) == 4, "clients are numbered in the order in which they come"
+        assert _numbers(result.rounds)[:2] == _numbers(before.rounds), "earlier rounds have changed"
+        assert [record.participants for record in result.rounds[2:]] == [[*range(5)]] * 2
+        assert not any(record.failed for record in result.rounds), "a client failed"
+        assert result.rounds[-1].evaluated == 5
+        assert result.simulation.server.n_samples[4] == len(result.data.train(4)[1])
+        assert all(tensor.isfinite().all() for tensor in _final(result).values())
+        assert result.personal_vector(late).isfinite().all()
 
 
 def bytes_are_counted_exactly(method: Method) -> None:
@@ -287,6 +310,7 @@ CHECKS: tuple[Check, ...] = (
     runs_with_batch_norm_momentum_and_new_clients,
     same_bits_on_every_engine,
     same_bits_after_resuming,
+    takes_clients_that_join,
     learns,
 )
 

@@ -50,8 +50,9 @@ def compare(
 
     It has the accuracy over seeds, the gain over Local, the worst decile,
     rounds and bytes to a target accuracy, and says which methods differ from
-    the best by more than chance. DIR holds it as text, Markdown, LaTeX and
-    CSV, with all runs.
+    the best by more than chance, and then each client's result by name. DIR
+    holds it as text, Markdown, LaTeX and CSV, with all runs;
+    `fedtailor show DIR` prints it again.
 
     [bold]Examples[/]
 
@@ -73,8 +74,10 @@ def compare(
     what is finished is not run again. With more methods or seeds, it is
     extended by them.
     """
+    from fedtailor.reporting.clients import rich_clients
     from fedtailor.reporting.tables import rich_table, write_tables
     from fedtailor.server.record import new_directory
+    from fedtailor.studies.clients import client_table
     from fedtailor.studies.comparison import Comparing, make_comparison
 
     work: Comparing | None = None
@@ -95,7 +98,9 @@ def compare(
         err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
         raise typer.Exit(INTERRUPTED) from None
     out.print(rich_table(summary, out.width))
-    out.print(f"Recorded in {work.out}: table.txt, .md, .tex, .csv, result.json, runs", highlight=False, soft_wrap=True)
+    out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
+    files = "table.txt, .md, .tex, .csv, clients.csv, result.json, runs"
+    out.print(f"Recorded in {work.out}: {files}", highlight=False, soft_wrap=True)
     for title, reason in work.failed.items():
         err.print(marked("Failed:", "yellow", f"{title}: {reason}"), highlight=False, soft_wrap=True)
     if work.failed:

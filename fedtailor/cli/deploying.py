@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedtailor.server.records import Averages
 
 SHOWN = 10  # predictions on the page; a file has them all
+CLIENTS = 30  # new clients on the page
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False)]
 To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go", show_default=False)]
@@ -325,6 +326,21 @@ def _show_curves(outcome: "Adaptation") -> None:
     over = ", mean ± std over clients," if spread else ""
     what = f"Test accuracy in %{over}" if accuracy else "Mean test loss"
     out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
+    out.print(_adapted_clients(outcome))
+
+
+def _adapted_clients(outcome: "Adaptation") -> Any:
+    """A table of the new clients, by name: before, after the last epoch, and from scratch."""
+    clients, last = list(outcome.per_client.values()), len(outcome.adapted) - 1
+    note = "" if len(clients) <= CLIENTS else f"The first {CLIENTS} of {len(clients)} clients: all are in adapt.json."
+    table = plain_table("Clients", caption=note)
+    for name in ("client", "train", "test", "0 epochs", f"{last} epochs", "local from scratch"):
+        table.add_column(name, justify="right")
+    for client in clients[:CLIENTS]:
+        metrics = (client.adapted[0], client.adapted[-1], client.local[-1])
+        values = [decimals(m.loss) if m.accuracy is None else percent(m.accuracy) for m in metrics]
+        table.add_row(visible(client.name), f"{client.n_train:,}", f"{client.n_test:,}", *values)
+    return table
 
 
 def _counted(count: int, noun: str) -> str:

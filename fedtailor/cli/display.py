@@ -125,9 +125,11 @@ def results_table(results: Sequence["RunResult"]) -> Table:
 
 def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     """Say what the metrics mean, and what stands in the way of acting on them."""
-    from fedtailor.server.records import failures_in_words
+    from fedtailor.server.records import failures_in_words, joined_in_words
 
     yield results[0].experiment.evaluation.in_words()
+    if came := joined_in_words(results[0].partition["joined"]):
+        yield f"{came}."
     clients = len(results[0].names)
     for result in results:
         if words := failures_in_words([result.failures], clients):

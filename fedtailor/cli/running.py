@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.text import Text
 
 from fedtailor.cli.display import (
     RoundProgress,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fedtailor.simulation import Prepared
 
 INTERRUPTED = 130
+CLIENTS = 30  # that `show` lists at most
 
 
 @experiment_options("Data", "Model", "Training", "Evaluation", "Execution")
@@ -111,11 +113,29 @@ def resume(
         float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
+    add_client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH|CLIENT",
+            help="data of new clients that take part from now on, or one that the run held out; may be repeated",
+            show_default=False,
+        ),
+    ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
 ) -> None:
     """Continue an interrupted run from its last checkpoint.
 
     The numbers are those of a run that was never interrupted.
+
+    With --add-client, new clients join it: those that a file (npz, CSV, folder) names, or one with all its samples,
+    named NAME or like the file; or a client that the run held out (run --new-clients). They are split as the run's
+    clients are. A run that is finished needs more --rounds for them.
+
+    [bold]Examples[/]
+
+    fedtailor resume runs/ditto-digits-1
+
+    fedtailor resume runs/pgfed --add-client north=hospital-north.csv --rounds 40
     """
     from fedtailor.runs import resume as resume_run
 
@@ -124,7 +144,14 @@ def resume(
     with progress_bars() as bars:
         bar = RoundProgress(bars, str(directory), None)
         try:
-            result = resume_run(directory, trust=trust, on_round=bar.round, on_start=bar.start, **changes)
+            result = resume_run(
+                directory,
+                add_clients=add_client,
+                trust=trust,
+                on_round=bar.round,
+                on_start=bar.start,
+                **changes,
+            )
         except KeyboardInterrupt:
             bars.stop()
             _interrupted(directory)
@@ -132,14 +159,20 @@ def resume(
 
 
 def show(
-    directory: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="a run, or a comparison", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Show the result of a run: its metrics, its rounds, its clients."""
+    """Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished."""
+    if (directory / "comparison.toml").is_file():
+        from fedtailor.cli.showing import show_comparison
+
+        show_comparison(directory, json)
+        return
     from fedtailor.runs import load
     from fedtailor.server.record import RunDirectory
     from fedtailor.server.records import plain_metrics
 
+    check_run(directory)
     result = load(directory)
     if json:
         clients = [
@@ -156,7 +189,7 @@ def show(
     out.print(results_table([result]))
     out.print(_rounds_table(result))
     if result.per_client:
-        out.print(_clients_table(result))
+        out.print(_clients_table(result, directory))
     if not result.finished:
         out.print(f"Not finished. Continue with: fedtailor resume {directory}", soft_wrap=True)
 
@@ -282,18 +315,38 @@ def _rounds_table(result: "RunResult") -> Any:
     return table
 
 
-def _clients_table(result: "RunResult") -> Any:
-    """A table of the clients, the worst first, at most twenty of them."""
+def _clients_table(result: "RunResult", directory: Path) -> Any:
+    """A table of the clients, the worst first: all, or the worst of many."""
+    from collections import Counter
+
     ranked = sorted(result.per_client.items(), key=lambda item: (item[1].accuracy is None, item[1].accuracy or 0))
-    table = plain_table(f"Clients, the worst {min(20, len(ranked))} of {len(ranked)} first")
-    for name in ("client", "accuracy", "balanced", "AUC", "loss"):
+    shown = ranked if len(ranked) <= CLIENTS else ranked[: CLIENTS - 10]
+    note = "" if shown == ranked else f"All clients: fedtailor show {directory} --json"
+    table = plain_table(f"Clients, the worst {len(shown)} of {len(ranked)} first", caption=Text(visible(note)))
+    called = Counter(client for record in result.rounds for client in record.participants)
+    columns = ["client", "accuracy", "balanced", "AUC", "loss", "train", "test", "rounds", "failed"]
+    for name in columns if result.failures else columns[:-1]:
         table.add_column(name, justify="right")
-    for client, metrics in ranked[:20]:
+    for client, metrics in shown:
         table.add_row(
             visible(result.names[client]),
             percent(metrics.accuracy),
             percent(metrics.balanced_accuracy),
             decimals(metrics.auc),
             decimals(metrics.loss),
+            *(f"{sum(result.partition[split][client]):,}" for split in ("train", "test")),
+            str(called[client]),
+            *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
         )
     return table
+
+
+def check_run(directory: Path) -> None:
+    """Refuse a directory that is no run, but has some inside: name one of them."""
+    files = (file for name in ("experiment.toml", "comparison.toml") for file in directory.glob(f"*/{name}"))
+    inside = sorted(file.parent for file in files)
+    if inside and not (directory / "experiment.toml").is_file():
+        raise FedtailorError(
+            f"{directory} has runs inside: show one of them, like {inside[0]}, or make a page of all with `fedtailor "
+            f"report {directory}`."
+        )

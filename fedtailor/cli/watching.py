@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import human_bytes, human_time, out, percent, plain_table
+from fedtailor.cli.display import human_bytes, human_time, out, percent, plain_table, visible
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS, CURVE = 20, 8  # rounds in a line's sparkline; lines of the curve below the table
+FAILING = 5  # clients that are named
 BAR, NARROW = 12, 90  # columns of a run's bar, and of a page that has no room for it
 PATIENCE = 60.0  # seconds without a round, and five times its usual length, that make one ask whether it still runs
 
@@ -60,6 +61,7 @@ class Seen:
     rounds: int
     records: list["RoundRecord"]
     news: float  # when the last round was written
+    names: Sequence[str] = ()  # of the clients
 
     @property
     def finished(self) -> bool:
@@ -70,6 +72,17 @@ class Seen:
         """Seconds a round, the mean of the last ten."""
         last = [record.seconds for record in self.records[-10:]]
         return sum(last) / len(last) if last else None
+
+    @property
+    def failing(self) -> str:
+        """The clients that failed, by name, and in how many of their rounds; the first few of many."""
+        from fedtailor.server.records import failures
+
+        failed = failures(self.records)
+        worst = sorted(failed, key=lambda client: -failed[client][0])[:FAILING]
+        said = [f"{self.names[client]} ({failed[client][0]} of {failed[client][1]} rounds)" for client in worst]
+        more = [f"and {len(failed) - FAILING} more"] if len(failed) > FAILING else []
+        return ", ".join([*said, *more])
 
     def accuracies(self) -> list[float]:
         """The accuracy of every round that was evaluated."""
@@ -111,7 +124,7 @@ class Watched:
         experiment, record = run.experiment(), path / "rounds.jsonl"
         news = (record if record.exists() else path / "experiment.toml").stat().st_mtime
         title = title or f"{experiment.method}, seed {experiment.seed}"
-        self._seen[path] = Seen(title, path, experiment.rounds, run.rounds(), news)
+        self._seen[path] = Seen(title, path, experiment.rounds, run.rounds(), news, run.partition().clients)
         return self._seen[path]
 
     def look(self) -> Group:
@@ -125,6 +138,8 @@ class Watched:
         parts: list[Table | Text] = [_table(str(self.directory), _near(runs, present))]
         if curve := _curve(present.accuracies(), out.width - 12):
             parts += [Text(f"\nAccuracy of {present.title} in %", style="bold"), Text(curve)]
+        if failing := present.failing:
+            parts.append(Text(f"\nClients that failed in {present.title}: {visible(failing)}", style="yellow"))
         return Group(*parts, Text("\n" + self._state(runs, present)))
 
     def _state(self, runs: Sequence[Seen], present: Seen) -> str:

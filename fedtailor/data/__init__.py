@@ -2,7 +2,7 @@
 
 from fedtailor.data.arrays import Clients, from_list
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.federated import ClientData, FederatedData
+from fedtailor.data.federated import ClientData, FederatedData, Join
 from fedtailor.data.federating import federate
 from fedtailor.data.info import DataInfo, data_dir, found
 from fedtailor.data.large import lazy
@@ -15,6 +15,7 @@ __all__ = [
     "DataInfo",
     "Dataset",
     "FederatedData",
+    "Join",
     "catalogue",
     "data_dir",
     "federate",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.errors import unknown
-from fedtailor.local.inputs import Inputs, Lazy, Several, take, tensors
+from fedtailor.files import Count
+from fedtailor.local.inputs import Inputs, Lazy, Several, join, take, tensors
 
 PIECE = 4096  # samples that are looked at together
 CHECKED = 256  # samples in the checksum of those that are not in memory
@@ -49,6 +50,17 @@ class ClientData:
         return self.x[self.ends[0] :]
 
 
+@dataclass(frozen=True)
+class Join:
+    """Clients that joined a run that had begun, together."""
+
+    after: Count  # the last round without them
+    clients: tuple[str, ...]
+    source: str | None  # a path or a name of data, `object:…` for Python objects; None: the run had held them out
+    name: str | None  # that the client was given, in place of the name that its data have
+    fingerprint: str  # of their samples; "" if they are the run's own
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """The data of all clients; made by `federate`."""
@@ -63,6 +75,7 @@ class FederatedData:
     own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
     own_names: tuple[tuple[str, ...], ...] = ()  # and their names
     tokens: int | None = None  # number of token values, where the data set says it
+    joined: tuple[Join, ...] = ()  # training clients that came later: the last of them
 
     @property
     def n_clients(self) -> int:
@@ -122,6 +135,36 @@ class FederatedData:
         """Move all samples to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
+    def with_new(self, other: "FederatedData") -> "FederatedData":
+        """Append the clients of other data of the same kind, as new ones. What is there stays where it is."""
+        count = self.n_clients + other.n_clients
+        return replace(
+            self,
+            x=_stacked(self.x, other.x),
+            y=torch.cat([self.y, other.y]),
+            bounds=torch.cat([self.bounds, other.bounds + len(self.y)]),
+            names=(*self.names, *other.names),
+            new=self.new | set(range(self.n_clients, count)),
+            own_classes=(*self.own_classes, *other.own_classes),
+            own_names=(*self.own_names, *other.own_names),
+        )
+
+    def with_joined(self, join: Join) -> "FederatedData":
+        """Make training clients of new ones: they are numbered behind the others, before those that are still new."""
+        joining = [self.names.index(name) for name in join.clients]
+        training = [client for client in range(self.n_clients) if client not in self.new]
+        rest = [client for client in sorted(self.new) if client not in joining]
+        order = [*training, *joining, *rest]
+        return replace(
+            self,
+            bounds=self.bounds[order],
+            names=tuple(self.names[client] for client in order),
+            new=frozenset(range(len(order) - len(rest), len(order))),
+            own_classes=tuple(self.own_classes[client] for client in order) if self.own_classes else (),
+            own_names=tuple(self.own_names[client] for client in order) if self.own_names else (),
+            joined=(*self.joined, join),
+        )
+
     def fingerprint(self) -> str:
         """Compute a checksum of all samples and of their partition; of samples that are not in memory, some."""
         checksum = 0
@@ -157,3 +200,10 @@ def _tensors(x: Inputs) -> Iterator[Tensor]:
         yield from tensors(take(x, torch.linspace(0, len(x) - 1, CHECKED).long().unique()))
     else:
         yield x
+
+
+def _stacked(one: Inputs, other: Inputs) -> Inputs:
+    """Put samples behind each other; images keep their channels last in memory (see `as_inputs`)."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim == 4:
+        return torch.cat([x.permute(0, 2, 3, 1) for x in (one, other)]).permute(0, 3, 1, 2)
+    return join([one, other])

@@ -1,5 +1,7 @@
 """Loading a data set by name (a published one of the catalogue) or by path (the user's own)."""
 
+from collections.abc import Mapping
+from csv import reader as csv_reader
 from pathlib import Path
 
 from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, synthetic, table
@@ -75,3 +77,13 @@ def _read_npz(path: Path, labelled: bool) -> Dataset:
     if medmnist.is_medmnist(contents):
         return medmnist.from_arrays(path.stem, path, contents)
     return arrays.read_npz(path, contents, labelled)
+
+
+def columns_in(data: str, data_dir: str | None, columns: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Select those of the columns that the CSV file of this name has; none if it is another kind of data."""
+    for path in (Path(data), information.data_dir(data_dir) / data):
+        if path.suffix.lower() == ".csv" and path.is_file():
+            with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+                header = [cell.strip() for cell in next(csv_reader(file), [])]
+            return {name: column for name, column in columns.items() if column in header}
+    return {}

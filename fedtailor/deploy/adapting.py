@@ -9,33 +9,26 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedtailor.data import Clients, Dataset, FederatedData, from_list
-from fedtailor.data import load as load_data
+from fedtailor.data import FederatedData
 from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
-from fedtailor.deploy.predicting import columns_in
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.files import write_atomically
 from fedtailor.fitting import fit_inputs, try_out
-from fedtailor.local.inputs import sample_shape, shape_words
+from fedtailor.joining import Data, new_clients
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Adapt, Metrics, Reply
 from fedtailor.result import RunResult
 from fedtailor.runs import load
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages, Plain, plain_metrics
-from fedtailor.simulation import partition_data
 from fedtailor.site.sites import Sites
 from fedtailor.transport import make_transport
 from fedtailor.version import __version__
-
-Data = str | Path | Dataset | Clients
-KEPT = ("data_dir", "test", "validation", "stratify")  # settings that new data take from the run, unless given
 
 
 @dataclass(frozen=True)
@@ -163,58 +156,11 @@ def _new_clients(
         if not known.new:
             raise FedtailorError("The run held out no new clients: give it data of new ones with --data.")
         return known, sorted(known.new), csv_columns(source.result.experiment)
-    before = source.result.experiment.model_dump()
-    mine = {name: value for name, value in before.items() if name not in NEW_DATA_SETTINGS or name in KEPT}
-    named: dict[str, Any] = {}
-    if isinstance(data, (str, Path)):
-        directory = settings.get("data_dir", mine["data_dir"])
-        named = {"data": str(data), **columns_in(str(data), directory, csv_columns(source.result.experiment))}
-    experiment = make_experiment({**mine, "new_clients": 0, **named, **settings})
-    dataset = _matching(_dataset(data, experiment), known, own=experiment.labels == "own")
-    if dataset.client is None and experiment.clients is None and experiment.partition is None:
-        experiment = experiment.model_copy(update={"clients": 1, "partition": "iid", "min_samples": 1})
+    federated, experiment = new_clients(source.result.experiment, known, data, settings)
     network = source.terms.network
-    federated = fit_inputs(partition_data(experiment, dataset).to(known.x.device), network.module, network.vector.dtype)
-    if len(federated.classes) > len(known.classes):
-        raise FedtailorError(
-            f"A client of {federated.name!r} has {len(federated.classes)} classes, but none of the run's had more than "
-            f"{len(known.classes)}."
-        )
+    federated = fit_inputs(federated, network.module, network.vector.dtype)
     try_out(network, federated, source.terms.loss)
-    return replace(federated, classes=known.classes), list(range(federated.n_clients)), csv_columns(experiment)
-
-
-def _dataset(data: Data, experiment: Experiment) -> Dataset:
-    """Load data by name or path; objects are taken as they are."""
-    if isinstance(data, (str, Path)):
-        return load_data(
-            experiment.data,
-            experiment.data_dir,
-            label_column=experiment.label_column,
-            client_column=experiment.client_column,
-            image_size=experiment.image_size,
-        )
-    return data if isinstance(data, Dataset) else from_list(data, gaps=True)
-
-
-def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
-    """Number a data set's classes as in the run. Refuse another input shape, and classes that the run does not have.
-    Where labels are each client's own, their names do not matter."""
-    shape, wanted = (shape_words(sample_shape(x)) for x in (dataset.x, known.x))
-    if shape != wanted:
-        raise FedtailorError(f"The samples of {dataset.name!r} have the shape {shape}, but the run's have {wanted}.")
-    if bool(dataset.classes) != bool(known.classes) or dataset.y.shape[1:] != known.y.shape[1:]:
-        raise FedtailorError(f"The targets of {dataset.name!r} are not of the run's kind: classes, or so many numbers.")
-    if own or not known.classes:
-        return dataset
-    strange = [name for name in dataset.classes if name not in known.classes]
-    if strange:
-        raise FedtailorError(
-            f"The data set {dataset.name!r} has the class {strange[0]!r}, which the run does not: it knows "
-            f"{', '.join(known.classes[:12])}{', …' if len(known.classes) > 12 else ''}."
-        )
-    number = torch.tensor([known.classes.index(name) for name in dataset.classes])
-    return replace(dataset, y=number[dataset.y], classes=known.classes)
+    return federated, list(range(federated.n_clients)), csv_columns(experiment)
 
 
 def _outcome(source: Source, federated: FederatedData, replies: dict[int, Reply], epochs: int) -> Adaptation:

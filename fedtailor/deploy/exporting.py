@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -134,7 +134,8 @@ class Source:
 
     @property
     def experiment_hash(self) -> str:
-        return experiment_hash(self.result.experiment, self.terms.method.model_dump())
+        joined = {f"joined {n}": asdict(join) for n, join in enumerate(self.data.joined)}
+        return experiment_hash(self.result.experiment, {**self.terms.method.model_dump(), **joined})
 
     def onnx(self) -> OnnxNetwork:
         """Make the ONNX graph of the run's network."""

@@ -1,7 +1,7 @@
 """Predictions with a model file: on arrays, on any data set, or on the samples of a run's clients."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -15,16 +15,16 @@ from fedtailor.data.arrays import as_array, as_samples
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS
 from fedtailor.data.federating import as_inputs
-from fedtailor.data.info import data_dir as find_data_dir
+from fedtailor.data.loading import columns_in
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown
+from fedtailor.joining import run_data
 from fedtailor.local.descent import EVALUATION_BATCH
 from fedtailor.local.inputs import Inputs, apply, as_floats, join, sample_shape, shape_words
 from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
 from fedtailor.models.building import takes_integers
 from fedtailor.runs import load
-from fedtailor.simulation import partition_data
 from fedtailor.text import spreadsheet_cell
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -163,7 +163,7 @@ class Model:
         result = load(path)
         here = data_dir or result.experiment.data_dir
         changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
-        data = partition_data(result.experiment.model_copy(update=changes))
+        data = run_data(result.partition["joined"], result.experiment.model_copy(update=changes))
         first, last = SPLITS["all" if part is None else _known(part)]
         pieces, names = [], []
         for number in range(data.n_clients) if client is None else [result.number_of(client)]:
@@ -172,16 +172,6 @@ class Model:
             classes = data.classes_of(number)
             names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
         return self.inputs(join(pieces)), names
-
-
-def columns_in(data: str, data_dir: str | None, columns: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Select those of the columns that the CSV file of this name has; none if it is another kind of data."""
-    for path in (Path(data), find_data_dir(data_dir) / data):
-        if path.suffix.lower() == ".csv" and path.is_file():
-            with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-                header = [cell.strip() for cell in next(csv.reader(file), [])]
-            return {name: column for name, column in columns.items() if column in header}
-    return {}
 
 
 def _known(part: str) -> str:

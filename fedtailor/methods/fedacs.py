@@ -79,8 +79,20 @@ class FedACS(Method):
     def receive(self, server: Server, total: Total) -> None:
         for client, w in total.each("w").items():
             server.keep(client, {"w": w})
-        changed, S, trained = total.clients, server.state["S"].clone(), server.state["trained"].clone()
-        new, lengths = directions(server.layout.without_buffers(total.rows("w")))
+        trained = server.state["trained"].clone()
+        trained[total.clients] = True
+        server.state |= {"S": self.compared(server, total.clients, total.rows("w")), "trained": trained}
+
+    def join(self, server: Server, before: int) -> None:
+        """New clients count with the initial vector, as those that have not trained yet."""
+        super().join(server, before)
+        joining = [*range(before, server.n_clients)]
+        server.state["S"] = self.compared(server, joining, server.initial.repeat(len(joining), 1))
+
+    def compared(self, server: Server, changed: list[int], models: Tensor) -> Tensor:
+        """Compute the similarities anew for these clients, whose models these are."""
+        S = server.state["S"].clone()
+        new, lengths = directions(server.layout.without_buffers(models))
         centre = new.mean(0)
         new.sub_(centre)
         for clients, vectors in server.kept("w"):  # only rows that changed
@@ -89,8 +101,7 @@ class FedACS(Method):
             known = (lengths * other_lengths.T > 0).cpu()  # a model of zeros is similar to nothing else
             S[changed, clients.start : clients.stop] = found.where(known, 0.0)
         S[:, changed] = S[changed].T
-        trained[changed] = True
-        server.state |= {"S": S.fill_diagonal_(1.0), "trained": trained}
+        return S.fill_diagonal_(1.0)
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         return client.state.get("w", client.initial)

@@ -95,8 +95,18 @@ class FedAMP(Method):
     def receive(self, server: Server, total: Total) -> None:
         for client, w in total.each("w").items():
             server.keep(client, {"w": w})
-        changed, D, models_sum = total.clients, server.state["D"].clone(), torch.zeros_like(server.initial)
-        new = server.layout.without_buffers(total.rows("w").sub_(server.initial))
+        self._compare(server, total.clients, server.layout.without_buffers(total.rows("w").sub_(server.initial)))
+
+    def join(self, server: Server, before: int) -> None:
+        """New clients count with the initial vector, as those that were not called yet."""
+        super().join(server, before)
+        joining = [*range(before, server.n_clients)]
+        self._compare(server, joining, server.initial.new_zeros(len(joining), len(server.initial)))
+
+    def _compare(self, server: Server, changed: list[int], new: Tensor) -> None:
+        """Renew the distances of these clients, whose models have moved so far from the initial vector, and the
+        mean."""
+        D, models_sum = server.state["D"].clone(), torch.zeros_like(server.initial)
         for clients, models in server.kept("w"):  # only rows that changed
             models_sum += models.sum(0)
             moved = server.layout.without_buffers(models.sub_(server.initial))

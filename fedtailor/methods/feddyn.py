@@ -46,3 +46,8 @@ class FedDyn(Method):
         moved = len(total.clients) / server.n_clients * server.layout.without_buffers(mean - server.state["theta"])
         h = server.state["h"] - self.alpha * moved
         server.state |= {"h": h, "theta": mean - h / self.alpha if self.alpha else mean}
+
+    def join(self, server: Server, before: int) -> None:
+        server.state["h"] = (
+            before / server.n_clients * server.state["h"]
+        )  # the mean of all ∇_i, of which new ones are 0

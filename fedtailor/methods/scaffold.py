@@ -64,6 +64,11 @@ class SCAFFOLD(Method):
         server.state["theta"] = mean + (self.server_lr - 1) * server.layout.without_buffers(mean - x)  # x + η_g Δx
         server.state["c"] = server.state["c"] + len(total.clients) / server.n_clients * total["change"]
 
+    def join(self, server: Server, before: int) -> None:
+        server.state["c"] = (
+            before / server.n_clients * server.state["c"]
+        )  # the mean of all c_i, of which new ones are 0
+
 
 def mean_gradient(client: Client, moved: Tensor, velocity: Tensor) -> Tensor:
     """Compute the mean of the corrected gradients of a descent from x to y, from x − y alone.

@@ -31,8 +31,18 @@ class Shown:
         return self.result.observations.rounds()
 
     def at(self, round: int) -> dict[str, Array]:
-        """Read the diagnostics of a round."""
-        return {name: tensor.double().numpy() for name, tensor in self.result.observations.get(round).items()}
+        """Read the diagnostics of a round; clients that joined after it have NaN."""
+        found = {name: tensor.double().numpy() for name, tensor in self.result.observations.get(round).items()}
+        later = sum(len(join.clients) for join in self.result.partition["joined"] if join.after >= round)
+        return {name: self._padded(array, later) for name, array in found.items()} if later else found
+
+    def _padded(self, array: Array, later: int) -> Array:
+        """Add so many clients to a tensor over all that there were, on both sides of a matrix of clients × clients."""
+        before = len(self.result.names) - len(self.result.partition["new"]) - later
+        if array.shape[:1] != (before,):
+            return array
+        sides = 2 if array.shape == (before, before) else 1
+        return np.pad(array, [(0, later if axis < sides else 0) for axis in range(array.ndim)], constant_values=np.nan)
 
     @cached_property
     def last(self) -> dict[str, Array]:
@@ -75,7 +85,7 @@ class Shown:
         frames = {round: matrix[np.ix_(order, order)] for round, matrix in self.frames(name).items()}
         others = ~np.eye(len(order), dtype=bool)
         values = np.concatenate([matrix[others] for matrix in frames.values()]) if len(order) > 1 else np.zeros(1)
-        limits = (float(values.min()), float(values.max()))
+        limits = (float(np.nanmin(values)), float(np.nanmax(values)))
         return Heat(self.names, self.names, frames, measure, "diverging" if diverging else "sequential", limits)
 
 
@@ -201,14 +211,15 @@ def _over_rounds(
     values, x = np.stack([shown.at(round)[name] for round in rounds]), np.array(rounds, dtype=float)
     few = [shown.order[place] for place in evenly(len(shown.order), 100)]
     lines = [Curve(x, values[:, c], f"client {shown.result.names[c]}", shown.style, kind="one of many") for c in few]
-    mean = Curve(x, values.mean(1), "mean", shown.style)
+    mean = Curve(x, np.nanmean(values, axis=1), "mean", shown.style)
     return shown.figure(name, title, caption, [Panel("", [*lines, mean], "round", symbol, y_limits=limits)], 1)
 
 
 def ifca(shown: Shown) -> list[Figure]:
     """Each client's cluster over rounds, and the clusters' data at the end."""
     rounds = [shown.rounds[place] for place in evenly(len(shown.rounds), POINTS)]
-    member = np.stack([shown.at(round)["cluster"] for round in rounds], axis=1)[shown.order].astype(int) + 1
+    found = np.stack([shown.at(round)["cluster"] for round in rounds], axis=1)[shown.order]
+    member = np.nan_to_num(found, nan=-1).astype(int) + 1
     clusters = max(int(shown.result.experiment.parameters.get("clusters", 0)), int(member.max()))
     kinds = ["not called yet", *(f"cluster {number + 1}" for number in range(clusters))]
     when = Heat(shown.names, list(map(str, rounds)), {"": member}, "cluster", "kinds", (0, clusters), kinds)

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.result import RunResult
+from fedtailor.server.records import joined_in_words
 from fedtailor.studies.measures import client_accuracies, individual_gains
 from fedtailor.studies.summary import Line, Summary
 
@@ -93,6 +94,8 @@ def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Call
         "Methods that send nothing (Local) stand at 0.",
         "time": "The same curves against the time of the rounds, evaluation included, on the machine that ran them.",
     }[axis]
+    if came := joined_in_words(summary.lines[0].results[0].partition["joined"]):
+        caption += f" {came}: means are over more clients from then on."
     if seeds:
         caption += " Lines are means over seeds, bands one standard deviation to both sides."
     return Figure(f"curves-{axis}", "Learning curves", caption, panels, max(2, len(panels)), tab=f"over {axis}")

@@ -138,6 +138,30 @@
     });
   }
 
+  // --- tables that a click on a column sorts ---
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    const body = table.tBodies[0];
+    const first = [...body.rows];
+    const number = (row, place) => Number(row.cells[place].dataset.value ?? NaN);
+    heads.forEach((head, place) => {
+      head.querySelector("button").addEventListener("click", () => {
+        const next = { none: "ascending", ascending: "descending", descending: "none" };
+        const order = next[head.getAttribute("aria-sort")];
+        for (const other of heads) other.setAttribute("aria-sort", other === head ? order : "none");
+        const sign = order === "descending" ? -1 : 1;
+        const compare = place === 0
+          ? (a, b) => sign * a.cells[0].textContent.localeCompare(b.cells[0].textContent, "en", { numeric: true })
+          : (a, b) => {
+            const [one, other] = [number(a, place), number(b, place)];
+            return Number.isNaN(one) - Number.isNaN(other) || sign * (one - other) || 0;
+          };
+        body.append(...(order === "none" ? first : [...first].sort(compare)));
+      });
+    });
+  }
+
   // --- paper ---
 
   function onPaper(begins) {

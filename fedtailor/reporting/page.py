@@ -15,12 +15,14 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import write_toml
 from fedtailor.participation import Participation
 from fedtailor.reporting import figures as general
+from fedtailor.reporting.clients import clients_html
 from fedtailor.reporting.diagnostics import diagnostics
 from fedtailor.reporting.interactive import chart, shape
 from fedtailor.reporting.marks import Figure, Style, styles
 from fedtailor.reporting.runs import Runs
 from fedtailor.reporting.tables import table_rows
 from fedtailor.result import RunResult
+from fedtailor.studies.clients import client_table
 from fedtailor.studies.summary import Summary, summarize
 from fedtailor.text import human_bytes, human_time, percent
 
@@ -35,6 +37,7 @@ class Section:
     anchor: str
     title: str
     figures: Sequence[Figure]
+    table: str = ""  # HTML below them
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def prepare(runs: Runs) -> Report:
     notes = [*_notes(runs)]
     sections = [Section("curves", "Learning curves", general.curves(summary, look))]
     if each := general.clients(summary, look):
-        sections.append(Section("clients", "Clients", [each]))
+        sections.append(Section("clients", "Clients", [each], clients_html(client_table(summary))))
     if gains := general.gains(summary, look):
         sections.append(Section("gains", gains.title, [gains]))
     sections.append(Section("data", "Data", general.partitions(summary)))
@@ -267,7 +270,7 @@ def _section(section: Section, report: Report, charts: dict[str, Any]) -> str:
             for place, figure in enumerate(section.figures)
         )
         content = f'<div class="tabs" role="tablist">{tabs}</div>\n<div class="turns">{"".join(drawn)}</div>'
-    return f'<section id="{section.anchor}">\n<h2>{escape(section.title)}</h2>\n{content}\n</section>'
+    return f'<section id="{section.anchor}">\n<h2>{escape(section.title)}</h2>\n{content}\n{section.table}</section>'
 
 
 def _figure(figure: Figure, section: Section, report: Report, charts: dict[str, Any]) -> str:

@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.files import write_atomically
+from fedtailor.reporting.clients import clients_csv
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
+from fedtailor.studies.clients import client_table
 from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
 from fedtailor.text import SafeConsole, human_bytes, percent, plain_table, spreadsheet_cell, visible
 
@@ -220,11 +222,12 @@ FORMATS = {"txt": plain_text, "md": markdown, "tex": latex, "csv": comma_separat
 
 
 def write_tables(summary: Summary, directory: Path, more: Plain | None = None) -> list[Path]:
-    """Write DIR/table.txt, .md, .tex and .csv, and everything as result.json."""
-    paths = []
+    """Write DIR/table.txt, .md, .tex and .csv, the clients as clients.csv, and everything as result.json."""
+    paths, clients = [], client_table(summary)
     for ending, make in FORMATS.items():
         paths.append(directory / f"table.{ending}")
         write_atomically(paths[-1], make(summary))
-    record = plain({**summary.plain(), **(more or {})})
+    write_atomically(directory / "clients.csv", clients_csv(clients))
+    record = plain({**summary.plain(), "clients": clients.plain(), **(more or {})})
     write_atomically(directory / "result.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    return [*paths, directory / "result.json"]
+    return [*paths, directory / "clients.csv", directory / "result.json"]

@@ -1,6 +1,6 @@
 """Evaluation: which models are measured in a round, and the averages of their metrics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ class Evaluator:
     protocol: Evaluation
     method: Method
     clients: list[int]  # that may be evaluated: the training clients, or the new ones
+    names: Sequence[str]  # of all clients
     known: dict[int, tuple[int, Measured]] = field(default_factory=dict)  # with the version of the state behind it
 
     def due(self, round: int, last: int) -> bool:
@@ -48,7 +49,7 @@ class Evaluator:
         for reply in transport.ask(list(self._requests(server.round, chosen, versions, message, lasts))):
             if reply.error:
                 raise FedtailorError(
-                    f"The evaluation of client {reply.clients[0]} failed: {reply.error}."
+                    f"The evaluation of client {self.names[reply.clients[0]]} failed: {reply.error}."
                 ) from reply.cause
             for client, measured in zip(reply.clients, reply.measured, strict=True):
                 self.known[client] = (versions.get(client, NEVER), measured)

@@ -5,7 +5,7 @@ transport is an argument and never an attribute: nothing that a method can reach
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +41,7 @@ class Loop:
     observations: Observations
     checkpoint: Checkpoint
     directory: RunDirectory | None = None
+    joined: Mapping[int, int] = field(default_factory=dict)  # how many clients joined after a round
     versions: dict[int, int] = field(default_factory=dict)  # the round of each client's last accepted state
     rounds: list[RoundRecord] = field(default_factory=list)
     clients: list[ClientsRecord] = field(default_factory=list)  # if they are written nowhere else
@@ -77,7 +78,20 @@ class Loop:
         saved = self.checkpoint.read(sweep)
         self.finished, self.server.state, self.versions = saved.round, saved.state, saved.versions
         self.server.round = self.finished
+        self._admit()
         transport.restore(self.versions, sweep)
+
+    def _admit(self) -> None:
+        """Have the method make room for the clients that joined after this checkpoint: it is from before that."""
+        if max(self.joined, default=0) > self.finished:
+            raise FedtailorError(
+                f"Clients have joined this run after round {max(self.joined)}, but its checkpoint is of round "
+                f"{self.finished}: restore the whole run directory from a copy."
+            )
+        if joining := self.joined.get(self.finished, 0):
+            with self._at_the_server("join"):
+                self.method.join(self.server, self.server.n_clients - joining)
+                check_tensors("the server's state", self.server.state)
 
     def run(self, transport: Transport) -> Generator[RoundRecord, None, None]:
         """Do the rounds that are left, and yield the record of each. Interrupted, it leaves a checkpoint of the last

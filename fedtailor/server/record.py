@@ -19,7 +19,7 @@ import platform
 import stat
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -197,8 +197,13 @@ class RunDirectory:
         recorded = self.partition()
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
-        if recorded != Partition(**describe(data), network=network):
+        if recorded != Partition.from_plain({**describe(data), "network": network}):
             raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
+
+    def join(self, data: FederatedData) -> None:
+        """Write down that clients have joined: these are the data with them."""
+        network = self.partition().network
+        write_atomically(self.path / "partition.json", seal({**describe(data), "network": network}))
 
     # --- what it has done ---
 
@@ -341,6 +346,7 @@ def describe(data: FederatedData) -> Plain:
         "new": sorted(data.new),
         **splits,
         "fingerprint": data.fingerprint(),
+        "joined": [asdict(join) for join in data.joined],
     }
 
 

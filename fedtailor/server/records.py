@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from fedtailor.data.federated import Join
 from fedtailor.files import Count
 from fedtailor.messages import Measured, Metrics
 
@@ -137,6 +138,18 @@ def failures_in_words(runs: Sequence[Failures], clients: int) -> str:
     return ", ".join(said) + (" (mean over seeds)" if said and len(runs) > 1 else "")
 
 
+def joined_in_words(joined: Sequence[Join], most: int = 5) -> str:
+    """Say who joined a run after it had begun, and when; "" if nobody did."""
+    came: dict[int, list[str]] = {}
+    for join in joined:
+        came.setdefault(join.after, []).extend(join.clients)
+    said = []
+    for after, names in came.items():
+        shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        said.append(f"{len(names)} client{'s' if len(names) > 1 else ''} joined after round {after} ({shown})")
+    return "; ".join(said)
+
+
 SPLITS = ("train", "validation", "test")
 
 
@@ -153,6 +166,7 @@ class Partition(Record):
     test: list[list[Count]]
     fingerprint: str
     network: str
+    joined: list[Join] = field(default_factory=list)  # the last of the training clients, in their order
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
@@ -162,6 +176,10 @@ class Partition(Record):
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
+        training = [name for client, name in enumerate(record.clients) if client not in record.new]
+        came = [name for join in record.joined for name in join.clients]
+        if came and came != training[-len(came) :]:
+            raise ValueError("it names other clients that joined than it has")
         return record
 
 

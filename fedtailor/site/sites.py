@@ -94,7 +94,8 @@ class Sites:
                 reply, state = self.site(request.client).work(request, state)
         except Exception as error:  # a method's or a network's own fault, of any kind
             if terms.debug:
-                error.add_note(f"In {type(terms.method).__name__}, round {request.round}, client {request.client}.")
+                name = self.data.names[request.client]
+                error.add_note(f"In {type(terms.method).__name__}, round {request.round}, client {name}.")
                 raise
             reply, state = Reply(request.clients, error=explained(error), cause=error), {}
         if (after := self._changes()) != before:

@@ -7,6 +7,7 @@ runs/              a run directory for each method, choice of settings and seed
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -28,18 +29,19 @@ from fedtailor.experiment import (
     read_experiment,
     write_toml,
 )
-from fedtailor.files import Count, make_directory, read_sealed, seal, write_atomically
+from fedtailor.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
 from fedtailor.methods import find_method, method_class
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
+from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import Plain, Record
 from fedtailor.simulation import Prepared
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 
 Settings = dict[str, Any]
-FILE, RUNS = "comparison.toml", "runs.json"
+FILE, RUNS, RESULT = "comparison.toml", "runs.json", "result.json"
 SEEDS = (0, 1, 2)
 # What differs from a single run: a crash costs one round, and no method wins by a lucky last round.
 DEFAULTS: Settings = {"checkpoint_every": 1, "evaluation": {"choose": "last-5"}}
@@ -249,6 +251,41 @@ class Comparing:
         """The entries of result.json beside the summary: the directory of each run, and why some of them failed."""
         names = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
         return {"runs": names, "failed": self.failed}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A comparison as its directory has it: the summary of the runs that are finished, and the others by title."""
+
+    summary: Summary | None  # None: no run is finished
+    unfinished: dict[str, tuple[int, int]]  # rounds that are done, of those that were asked for
+    failed: dict[str, str]  # why some of these came to no end, as the last `compare` said
+
+
+def read_comparison(path: Path) -> Progress:
+    """Read a comparison. Nothing is run: its methods may be anybody's code."""
+    asked, planned = read_experiment(path / FILE), planned_runs(path)
+    if not planned:
+        raise FedtailorError(f"The comparison in {path} was stopped before it began: start it again.")
+    finished, unfinished = [], {}
+    for directory, (title, rounds) in planned.items():
+        if (result := done(directory)) is not None:
+            finished.append(result)
+        else:
+            begun = (directory / "experiment.toml").is_file()
+            unfinished[title] = (len(RunDirectory(directory).rounds()) if begun else 0, rounds)
+    summary = summarize(finished, _target(asked.get("target"))) if finished else None
+    reasons = _reasons(path / RESULT)
+    return Progress(summary, unfinished, {title: reasons[title] for title in unfinished if title in reasons})
+
+
+def _reasons(path: Path) -> dict[str, str]:
+    """Read from a comparison's result why runs failed. It has no checksum: what cannot be read is left out."""
+    try:
+        failed = json.loads(read_bytes(path))["failed"]
+        return {str(title): str(reason) for title, reason in failed.items()}
+    except (FedtailorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 @dataclass(kw_only=True)

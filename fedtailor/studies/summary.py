@@ -14,7 +14,7 @@ from typing import Any
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
 from fedtailor.result import RunResult
-from fedtailor.server.records import Plain, failures_in_words
+from fedtailor.server.records import Plain, failures_in_words, joined_in_words
 from fedtailor.studies.measures import (
     Accuracies,
     client_accuracies,
@@ -335,6 +335,8 @@ def _sentences(summary: Summary) -> Iterable[str]:
         yield f"Mean ± standard deviation (n − 1) over {len(lines[0].seeds)} seeds."
     if unfinished := [line.title for line in lines if not line.finished]:
         yield f"Not finished: {'; '.join(unfinished)}."
+    if came := joined_in_words(lines[0].results[0].partition["joined"]):
+        yield f"{came}."
     clients = len(lines[0].results[0].names)
     said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
     if failed := [f"{title}: {words}" for title, words in said if words]:

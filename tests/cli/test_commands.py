@@ -20,7 +20,7 @@ from fedtailor.methods.ditto import Ditto
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport import Transport
-from tests.cli.calling import Answer, Call, contents, done
+from tests.cli.calling import Answer, Call, contents, done, refusal
 from tests.helpers import files
 
 SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
@@ -672,3 +672,35 @@ def test_a_run_begins_with_body_head_and_what_leaves_a_client(call: Call) -> Non
     assert "\nfedper: a client uploads body (mean by samples).\n" in compared
     whole = call("run", "fedper", *SMALL, "--head", "2").setup
     assert "Network mlp: body empty, 0 numbers; head 1 (Linear), 3 (Linear), 15,010 numbers.\n" in whole
+
+
+class TestAddClient:
+    SHORT = ("--rounds", 2, "--epochs", 1, "--model", "mlp:4", "--engine", "in-process", "--out", "here")
+
+    def begun(self, call: Call) -> None:
+        own_data("scans.npz", clients=("Aachen", "Bonn", "Chemnitz"))
+        own_data("more.npz", clients=("Dresden",))
+        done(call("run", "fedavg", "--data", "scans.npz", *self.SHORT))
+
+    def test_a_client_joins_and_is_known_by_name(self, call: Call) -> None:
+        self.begun(call)
+        text = done(call("resume", "here", "--rounds", 4, "--add-client", "more.npz", "--add-client", "Essen=more.npz"))
+        assert "2 clients joined after round 2 (Dresden, Essen)." in " ".join(text.split())
+        shown = done(call("show", "here"))
+        assert "Dresden" in shown
+        assert "joined after round 2" in " ".join(shown.split())
+        clients = json.loads(done(call("show", "here", "--json")))["per_client"]
+        assert [client["name"] for client in clients] == ["Aachen", "Bonn", "Chemnitz", "Dresden", "Essen"]
+        assert "The model of client Essen" in done(call("export", "here", "--client", "Essen", "--to", "models"))
+        (model,) = Path("models").glob("*.safetensors")
+        done(call("predict", model, "--run", "here", "--client", "Essen", "--part", "test"))
+        assert "4/4" in done(call("watch", "here"))
+        done(call("report", "here"))
+
+    def test_refusals_are_one_sentence(self, call: Call) -> None:
+        self.begun(call)
+        assert "has done all its 2 rounds" in refusal(call, "resume", "here", "--add-client", "more.npz")
+        words = ("resume", "here", "--rounds", 4, "--add-client")
+        assert "There is no file x.npz" in refusal(call, *words, "x.npz")
+        assert "The run has a client 'Bonn' already" in refusal(call, *words, "Bonn=more.npz")
+        assert "The run has a client 'Bonn' already" in refusal(call, *words, "Bonn")

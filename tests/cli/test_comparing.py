@@ -23,7 +23,10 @@ from tests.cli.calling import Call, contents, done, refusal, usage_error
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
 METHODS = ("local", "fedavg", "ditto")
-FILES = {"comparison.toml", "runs.json", "runs", "table.txt", "table.md", "table.tex", "table.csv", "result.json"}
+FILES = {
+    *("comparison.toml", "runs.json", "runs", "result.json"),
+    *("table.txt", "table.md", "table.tex", "table.csv", "clients.csv"),
+}
 
 
 def tables(directory: str) -> list[Any]:
@@ -58,7 +61,7 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch, method: str, round: int) -> 
 class TestCompare:
     def test_the_table_is_printed_and_saved_in_four_formats(self, call: Call) -> None:
         text = done(call("compare", *METHODS, *SMALL, "--seeds", "0,1"))
-        assert "Recorded in comparisons/digits-1: table.txt, .md, .tex, .csv, result.json, runs\n" in text
+        assert "Recorded in comparisons/digits-1: table.txt, .md, .tex, .csv, clients.csv, result.json, runs\n" in text
         assert "digits, 4 clients, 3 rounds, seeds 0, 1" in text
         assert set(os.listdir("comparisons/digits-1")) == FILES
         assert len(os.listdir("comparisons/digits-1/runs")) == 6
@@ -271,6 +274,72 @@ class TestWatch:
 
     def test_nothing_to_watch_is_said(self, call: Call) -> None:
         assert refusal(call, "watch", "nowhere") == "nowhere is no run and no comparison: there is nothing to watch."
+
+
+class TestShow:
+    def test_the_tables_as_compare_printed_them(self, call: Call) -> None:
+        printed = done(call("compare", *METHODS, *SMALL, "--seeds", "0,1", "--target", 0.3, "--out", "here"))
+        before = contents(Path("here"))
+        assert done(call("show", "here")) == printed.partition("Recorded in")[0]
+        assert contents(Path("here")) == before
+        shown, record = (
+            json.loads(done(call("show", "here", "--json"))),
+            json.loads(Path("here/result.json").read_text()),
+        )
+        assert shown["lines"] == record["lines"]
+        assert shown["clients"] == record["clients"]
+        assert (shown["unfinished"], shown["failed"]) == ({}, {})
+        for run in Path("here/runs").iterdir():
+            assert "Clients, the worst 4 of 4 first" in done(call("show", run))
+
+    def test_the_values_of_a_grid_keep_their_order(self, call: Call) -> None:
+        Path("grid.toml").write_text("methods = ['ditto']\nseeds = [0]\n[grid]\nlam = [0.1, 3.0, 1.0, 2.0, 0.5]\n")
+        printed = done(call("compare", "grid.toml", *SMALL, "--rounds", 1, "--out", "here"))
+        assert done(call("show", "here")) == printed.partition("Recorded in")[0]
+
+    def test_unfinished_runs_are_named(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as interrupted:
+            interrupted_in(interrupted, "fedavg", 2)
+            assert call("compare", *METHODS, *SMALL, "--seeds", "0", "--out", "here").code == 130
+        text = done(call("show", "here"))
+        assert "Not finished: fedavg, seed 0, 1 of 3 rounds.\n" in text
+        assert "Not finished: ditto, seed 0, 0 of 3 rounds.\n" in text
+        assert "Continue with: fedtailor compare here/comparison.toml --out here\n" in text
+        shown = json.loads(done(call("show", "here", "--json")))
+        assert [line["title"] for line in shown["lines"]] == ["local"]
+        assert shown["unfinished"] == {
+            "fedavg, seed 0": {"rounds": 1, "of": 3},
+            "ditto, seed 0": {"rounds": 0, "of": 3},
+        }
+        for path in Path("here/runs").glob("local*"):
+            shutil.rmtree(path)
+        assert "Not finished: local, seed 0, 0 of 3 rounds.\n" in done(call("show", "here"))
+
+    def test_a_run_that_failed_with_its_reason(self, call: Call) -> None:
+        Path("bad.py").write_text(
+            "import fedtailor as ft\n\nclass Bad(ft.Method):\n    def train(self, client, message):\n"
+            "        raise ValueError('no luck')\n"
+        )
+        assert call("compare", "local", "bad:Bad", *SMALL, "--seeds", "0", "--out", "here").code == 1
+        Path("bad.py").write_text("raise SystemExit('looking runs no code')")
+        text = done(call("show", "here"))
+        assert "Not finished: bad:Bad, seed 0, 2 of 3 rounds: Bad: no client could do its work" in text
+        assert "no luck" in text
+
+    def test_a_directory_of_runs(self, call: Call) -> None:
+        done(call("run", "local", "fedavg", *SMALL, "--rounds", 1, "--out", "several"))
+        said = refusal(call, "show", "several")
+        assert said.startswith("several has runs inside: show one of them, like several/fedavg, or make a page")
+        done(call("show", "several/fedavg"))
+
+    def test_a_damaged_one(self, call: Call) -> None:
+        done(call("compare", "local", *SMALL, "--rounds", 1, "--seeds", "0", "--out", "here"))
+        Path("here/result.json").write_text('{"failed": 3')
+        done(call("show", "here"))
+        Path("here/runs.json").write_text("{}")
+        assert "here/runs.json is damaged" in refusal(call, "show", "here")
+        Path("here/runs.json").unlink()
+        assert "was stopped before it began" in refusal(call, "show", "here")
 
 
 class TestTensorBoard:

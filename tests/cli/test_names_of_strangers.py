@@ -85,8 +85,26 @@ def test_export_and_predict(call: Call, data: str, run: str) -> None:
 
 
 def test_adapt_and_report(call: Call, data: str, run: str) -> None:
-    assert "In new[1]: 2 models" in harmless(call("adapt", run, "--data", data, "--epochs", 1, "--to", "new[1]"))
+    shown = harmless(call("adapt", run, "--data", data, "--epochs", 1, "--to", "new[1]"))
+    assert "In new[1]: 2 models" in shown
+    assert r"\x1b]0;owned\x07[bold red]x[/]" in shown
     assert "page[2].html" in harmless(call("report", run, "--out", "page[2].html"))
+
+
+def test_clients_that_fail_or_join(call: Call, data: str) -> None:
+    Path("mine.py").write_text(
+        "import fedtailor as ft\n\nclass Picky(ft.Method):\n    def train(self, client, message):\n"
+        "        assert client.id\n        return {'theta': client.descend(message['theta'])}\n"
+    )
+    harmless(call("run", "mine:Picky", "--data", data, *SHORT, "--out", RUN))
+    watched = harmless(call("watch", RUN))
+    assert r"Clients that failed in mine:Picky, seed 0: \x1b]0;owned\x07[bold red]x[/] (1 of 1 rounds)" in watched
+    row = next(line for line in harmless(call("show", RUN)).splitlines() if r"\x1b]0;owned" in line)
+    assert row.split()[-2:] == ["1", "1"]  # called, and failed
+    np.savez("late.npz", x=np.zeros((9, 3)), y=np.array(CLASSES[:3] * 3), client=np.array(["\x1b[0m late"] * 9))
+    words = ("resume", RUN, "--rounds", 2, "--add-client", "late.npz", "--trust")
+    assert r"joined after round 1 (\x1b[0m late)" in " ".join(harmless(call(*words)).split())
+    assert r"\x1b[0m late" in harmless(call("show", RUN))
 
 
 def test_compare(call: Call, data: str) -> None:
@@ -94,6 +112,10 @@ def test_compare(call: Call, data: str) -> None:
     assert "Recorded in table[/]: table.txt" in harmless(call(*words))
     for file in Path("table[/]").glob("table.*"):
         assert not HOSTILE.search(file.read_text())
+    assert r"\x1b]0;owned\x07[bold red]x[/]" in harmless(call(*words))
+    assert r"\x1b]0;owned\x07[bold red]x[/]" in harmless(call("show", "table[/]"))
+    shown = json.loads(harmless(call("show", "table[/]", "--json")))
+    assert [client["name"] for client in shown["clients"]["clients"]] == [CLIENT, "other"]
 
 
 def test_advise(call: Call, data: str) -> None:

@@ -127,6 +127,19 @@ def test_tabs_and_rounds_can_be_chosen(browser: Browser) -> None:
 
 
 @needs_browser
+def test_a_click_on_a_column_sorts_the_clients(browser: Browser) -> None:
+    shown = "[...document.querySelectorAll('.sortable tbody tr')].map(row => Number(row.cells[{}].dataset.value))"
+    head = "#clients .sortable th:nth-child({}) button"
+    first = browser.run(shown.format(3))
+    browser.click(head.format(4))
+    assert browser.run(shown.format(3)) == sorted(first) != first
+    browser.click(head.format(4))
+    assert browser.run(shown.format(3)) == sorted(first, reverse=True)
+    browser.click(head.format(4))
+    assert browser.run(shown.format(3)) == first
+
+
+@needs_browser
 def test_light_and_dark_and_paper(browser: Browser) -> None:
     def looks() -> list[str]:
         return browser.run(

@@ -354,7 +354,7 @@ class TestFormats:
         out.mkdir()
         write_tables(summary, out)
         names = {path.name for path in out.iterdir()}
-        assert names == {"table.txt", "table.md", "table.tex", "table.csv", "result.json"}
+        assert names == {"table.txt", "table.md", "table.tex", "table.csv", "clients.csv", "result.json"}
         record = json.loads((out / "result.json").read_text())
         assert [line["title"] for line in record["lines"]] == ["local", "fedavg", "ditto"]
         assert record["lines"][2]["rounds_to_target"] == 2.5

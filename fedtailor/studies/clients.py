@@ -1,0 +1,142 @@
+"""The clients of a comparison, by name: each one's result with each line, and which line is best for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedtailor.result import RunResult
+from fedtailor.server.records import SPLITS, Plain
+from fedtailor.studies.measures import client_accuracies
+from fedtailor.studies.summary import Summary
+from fedtailor.text import decimals, percent
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client: its samples and its result with each line, mean over seeds; None: it was not measured."""
+
+    name: str
+    n_train: float
+    n_test: float
+    values: tuple[float | None, ...]
+    best: tuple[bool, ...]  # the lines that are best for it; none if there is only one
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """Clients × lines."""
+
+    metric: str
+    higher: bool  # values are better
+    titles: tuple[str, ...]  # of the lines
+    overall: tuple[float | None, ...]  # each line's result, as the comparison's table has it
+    rows: tuple[ClientRow, ...]  # in the order of the clients' numbers
+    seeds: int
+    same: bool  # a name stands for the same samples with all seeds
+
+    def shown(self, value: float | None) -> str:
+        """Format a result."""
+        return percent(value) if self.metric == "accuracy" else decimals(value)
+
+    @property
+    def leader(self) -> int:
+        """The line that is best in general; the first if there is none."""
+        known = [place for place, value in enumerate(self.overall) if value is not None]
+        return (max if self.higher else min)(known, key=lambda place: self.overall[place] or 0.0, default=0)
+
+    def ranked(self) -> list[ClientRow]:
+        """The clients from the worst to the best with the line that is best in general; unmeasured ones last."""
+        sign, leader = 1 if self.higher else -1, self.leader
+        return sorted(self.rows, key=lambda row: (row.values[leader] is None, sign * (row.values[leader] or 0.0)))
+
+    @property
+    def caption(self) -> str:
+        """Say what the numbers are, what is best in general, and for how many clients each line is best."""
+        what = "Test accuracy in %" if self.metric == "accuracy" else f"Test {self.metric}"
+        said = [f"{what} of each client{f', mean over {self.seeds} seeds' if self.seeds > 1 else ''}."]
+        if len(self.titles) > 1 and (overall := self.overall[self.leader]) is not None:
+            said.append(f"Best in general: {self.titles[self.leader]} ({self.shown(overall)}).")
+            wins = {title: sum(row.best[place] for row in self.rows) for place, title in enumerate(self.titles)}
+            most = ", ".join(f"{title} {n}" for title, n in sorted(wins.items(), key=lambda win: -win[1]) if n)
+            said.append(f"Best for so many of {len(self.rows)} clients (equals count for each): {most}.")
+        if not self.same:
+            said.append("The partition differs from seed to seed: clients of the same name are averaged all the same.")
+        return " ".join(said)
+
+    def plain(self) -> Plain:
+        """All numbers as JSON has them."""
+        rows = [
+            {
+                "name": row.name,
+                "n_train": row.n_train,
+                "n_test": row.n_test,
+                "values": dict(zip(self.titles, row.values, strict=True)),
+                "best": best_titles(self, row),
+            }
+            for row in self.rows
+        ]
+        return {"metric": self.metric, "clients": rows}
+
+
+def best_titles(table: ClientTable, row: ClientRow) -> list[str]:
+    """Name the lines that are best for a client."""
+    return [title for title, best in zip(table.titles, row.best, strict=True) if best]
+
+
+def client_table(summary: Summary) -> ClientTable:
+    """Make the table of clients × lines: accuracies, or losses where there are none."""
+    by_accuracy = any(line.accuracy is not None for line in summary.lines)
+    values = client_accuracies if by_accuracy else _losses
+    of_line = [_by_name(line.results, values) for line in summary.lines]
+    results = [result for line in summary.lines for result in line.results]
+    rows = []
+    for name, (train, test) in _samples(results).items():
+        if any(name in found for found in of_line):
+            own = tuple(found.get(name) for found in of_line)
+            rows.append(ClientRow(name, train, test, own, _best(own, by_accuracy)))
+    overall = tuple(line.accuracy if by_accuracy else line.loss for line in summary.lines)
+    titles = tuple(line.title for line in summary.lines)
+    metric, same = "accuracy" if by_accuracy else "loss", len({_totals(result) for result in results}) == 1
+    seeds = len({result.experiment.seed for result in results})
+    return ClientTable(metric, by_accuracy, titles, overall, tuple(rows), seeds, same)
+
+
+def _losses(result: RunResult) -> dict[int, float]:
+    """Return each client's test loss in the round that counts."""
+    return {client: test.loss for client, test in result.per_client.items() if test.loss is not None}
+
+
+def _by_name(results: Sequence[RunResult], values: Callable[[RunResult], dict[int, float]]) -> dict[str, float]:
+    """Average each client's result over seeds. By name: with new clients, numbers differ from seed to seed."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for client, value in values(result).items():
+            found.setdefault(result.names[client], []).append(value)
+    return {name: fmean(values) for name, values in found.items()}
+
+
+def _samples(results: Sequence[RunResult]) -> dict[str, tuple[float, float]]:
+    """Count each client's training and test samples, mean over seeds."""
+    of_seed = {result.experiment.seed: result for result in results}
+    found: dict[str, list[tuple[int, int]]] = {}
+    for result in of_seed.values():
+        counts = zip(result.names, result.partition["train"], result.partition["test"], strict=True)
+        for name, train, test in counts:
+            found.setdefault(name, []).append((sum(train), sum(test)))
+    return {name: (fmean(n for n, _ in both), fmean(n for _, n in both)) for name, both in found.items()}
+
+
+def _totals(result: RunResult) -> str:
+    """Write down how many samples of each class every client has: the same with all seeds if the clients are."""
+    splits = zip(*(result.partition[split] for split in SPLITS), strict=True)
+    totals = [[sum(of_class) for of_class in zip(*rows, strict=True)] for rows in splits]
+    return str(sorted(zip(result.names, totals, strict=True)))
+
+
+def _best(values: tuple[float | None, ...], higher: bool) -> tuple[bool, ...]:
+    """Mark the best values; equals share the place. Rounded, as averaging may leave equals different last bits."""
+    known = [round(value, 12) for value in values if value is not None]
+    if len(known) < 2:
+        return (False,) * len(values)
+    best = max(known) if higher else min(known)
+    return tuple(value is not None and round(value, 12) == best for value in values)
