@@ -92,12 +92,12 @@ def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> D
     pairs = [_pair(part, client, name) for client, part in enumerate(parts)]
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
     for what, tensors in (("features", xs), ("labels", ys)):
-        kinds = [_kinds(tensor) for tensor in tensors]
-        for client, kind in enumerate(kinds):
-            if kind != kinds[0]:
+        found = [kinds(tensor) for tensor in tensors]
+        for client, kind in enumerate(found):
+            if kind != found[0]:
                 raise FedtailorError(
                     f"Client {client} of {name!r} has {what} of {_words(kind)}, but client 0 of "
-                    f"{_words(kinds[0])}: all clients need the same."
+                    f"{_words(found[0])}: all clients need the same."
                 )
     y = torch.cat(ys)
     classes = () if y.is_floating_point() else numbered_classes(y, name, gaps)
@@ -117,14 +117,14 @@ def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...
     return tuple(map(str, range(many)))
 
 
-def _kinds(x: Inputs) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+def kinds(x: Inputs) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """Return the type and the shape of a sample, or of each of its inputs."""
     x = x.like if isinstance(x, Lazy) else x
-    return [kind for part in x.parts for kind in _kinds(part)] if isinstance(x, Several) else [(x.dtype, x.shape[1:])]
+    return [kind for part in x.parts for kind in kinds(part)] if isinstance(x, Several) else [(x.dtype, x.shape[1:])]
 
 
-def _words(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> str:
-    return ", ".join(f"type {str(kind).removeprefix('torch.')} and shape {tuple(shape)}" for kind, shape in kinds)
+def _words(found: list[tuple[torch.dtype, tuple[int, ...]]]) -> str:
+    return ", ".join(f"type {str(kind).removeprefix('torch.')} and shape {tuple(shape)}" for kind, shape in found)
 
 
 def _pair(part: Any, client: int, name: str) -> tuple[Inputs, Tensor]:
@@ -140,8 +140,8 @@ def _pair(part: Any, client: int, name: str) -> tuple[Inputs, Tensor]:
                 f"{who} is neither a pair (x, y) of arrays nor a dataset of (x, y) "
                 "items: give one of these with at least one sample, all of the same shape."
             ) from None
-    x, y = part[0] if isinstance(part[0], (tuple, Lazy)) else np.atleast_1d(as_array(part[0], who)), part[1]
-    x, y = as_samples(x, name, double=True), np.atleast_1d(as_array(y, who))
+    given = part[0] if isinstance(part[0], (tuple, Lazy)) else np.atleast_1d(as_array(part[0], who))
+    x, y = as_samples(given, name, double=True), np.atleast_1d(as_array(part[1], who))
     if len(x) == 0 or len(x) != len(y):
         raise FedtailorError(
             f"{who} has {len(x)} samples and {len(y)} labels: give at least one sample, and a label for each."
