@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
+from fedtailor.deploy.model_file import read_model
 from fedtailor.local.network import Network
 from fedtailor.models import build_model
 from fedtailor.models.sequences import AttentionBlock, Attentive, Recurrent
@@ -45,7 +46,6 @@ def test_padding_changes_nothing_wherever_it_is(name: str) -> None:
     alone = torch.cat([module(sequence[None]) for sequence in several])
     behind = torch.cat([padded(sequence) for sequence in several])
     before = torch.cat([padded(sequence, before=LENGTH - len(sequence)) for sequence in several])
-    between = torch.stack([row[torch.argsort(torch.rand(LENGTH).cumsum(0) * (row == 0))] for row in behind])
     for batch in (behind, before):
         assert torch.allclose(module(batch), alone, atol=1e-12, rtol=0)
     torch.manual_seed(0)
@@ -177,12 +177,12 @@ def texts(n: int = 20) -> list[tuple[Any, Any]]:
     return [(rng.integers(0, TOKENS, (n, LENGTH)), np.arange(n) % 2) for _ in range(2)]
 
 
-@pytest.mark.parametrize("data", [windows, texts])
-@pytest.mark.parametrize("name", ["gru:8", "cnn1d:8", "transformer:8"])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("gru:8", windows), ("gru:8", texts), ("cnn1d:8", windows), ("transformer:8", windows), ("transformer:8", texts)],
+)
 def test_model_files_predict_what_was_measured(name: str, data: Any, tmp_path: Path) -> None:
     """The file alone is enough: the network is one of the catalogue, for so many tokens."""
-    if name.startswith("cnn1d") and data is texts:
-        pytest.skip("cnn1d takes no tokens")
     result = ft.run("fedper", data=data(), model=name, **SMALL)
     (file,) = ft.export(result, client=1, to=tmp_path)
     x, y = result.data.test(1)
@@ -191,14 +191,6 @@ def test_model_files_predict_what_was_measured(name: str, data: Any, tmp_path: P
     assert accuracy == pytest.approx(result.per_client[1].accuracy)
     whole = Network(ft.load_model(file))
     assert torch.equal(whole(x), found.outputs)  # type: ignore[arg-type]
-    lines = "\n".join(result_lines(file))
-    assert "fedtailor" not in lines or "build_model" in lines
-
-
-def result_lines(file: Path) -> list[str]:
-    from fedtailor.deploy.model_file import read_model
-
-    return read_model(file)[0].load
 
 
 def test_the_lines_of_a_model_file_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,17 +198,16 @@ def test_the_lines_of_a_model_file_load_it(tmp_path: Path, monkeypatch: pytest.M
     result = ft.run("fedper", data=texts(), model="gru:8", **SMALL)
     (file,) = ft.export(result, client=0, to=tmp_path)
     names: dict[str, Any] = {}
-    exec("\n".join(result_lines(file)), names)
+    exec("\n".join(read_model(file)[0].load), names)
     x, _ = result.data.test(0)
     with torch.no_grad():
         assert torch.equal(names["model"](x), ft.predict(file, x).outputs)
 
 
-@pytest.mark.parametrize("name", ["gru:8", "transformer:8"])
-def test_tokens_become_onnx(name: str, tmp_path: Path) -> None:
+def test_tokens_become_onnx(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    result = ft.run("fedper", data=texts(), model=name, **SMALL)
+    result = ft.run("fedper", data=texts(), model="transformer:8", **SMALL)
     (file,) = ft.export(result, client=0, to=tmp_path, onnx=True)
     session = runtime.InferenceSession(file.with_suffix(".onnx").read_bytes())
     x, _ = result.data.test(0)
