@@ -61,20 +61,20 @@ def test_the_hessian_of_sequence_networks_is_exact(model: str) -> None:
 
 
 def test_next_characters_of_real_texts_are_learned() -> None:
-    """scikit-learn's descriptions of its data sets, each a client: the next character after 10 others."""
-    names = ("load_iris", "load_wine", "load_breast_cancer", "load_diabetes")
-    texts = ["".join(getattr(datasets, name)().DESCR.lower().split("\n"))[:1500] for name in names]
+    """scikit-learn's descriptions of its data sets, each a client: the next character after 6 others."""
+    names = ("load_iris", "load_wine", "load_breast_cancer")
+    texts = ["".join(getattr(datasets, name)().DESCR.lower().split("\n"))[:900] for name in names]
     alphabet = {letter: number for number, letter in enumerate(sorted(set("".join(texts))), start=1)}  # 0 is padding
     clients = []
     for text in texts:
         codes = np.array([alphabet[letter] for letter in text])
-        windows = np.lib.stride_tricks.sliding_window_view(codes, 11)
-        clients.append((windows[:, :10], windows[:, 10]))
-    settings: dict[str, Any] = {"rounds": 6, "epochs": 2, "lr": 1.0, "batch": 20, "engine": "in-process"}
-    result = ft.run("fedavg", data=clients, model="gru:64", **settings)
+        windows = np.lib.stride_tricks.sliding_window_view(codes, 7)
+        clients.append((windows[:, :6], windows[:, 6]))
+    settings: dict[str, Any] = {"rounds": 5, "epochs": 2, "lr": 2.0, "batch": 20, "engine": "in-process"}
+    result = ft.run("fedavg", data=clients, model="gru:32", **settings)
     assert result.accuracy is not None
-    tests = [result.data.test(client)[1] for client in range(4)]
+    tests = [result.data.test(client)[1] for client in range(3)]
     frequent = np.mean(
         [float((y == result.data.train(c)[1].mode().values).float().mean()) for c, y in enumerate(tests)]
     )
-    assert result.accuracy > frequent + 0.15, f"{result.accuracy:.3f}, the most frequent character {frequent:.3f}"
+    assert result.accuracy > frequent + 0.12, f"{result.accuracy:.3f}, the most frequent character {frequent:.3f}"
