@@ -31,7 +31,7 @@ def read_folder(path: Path) -> dict[str, Any]:
     for file in sorted(path.glob("*.npy")):
         name = file.stem
         inputs = re.fullmatch(r"x\d*", name) is not None
-        if not inputs and name not in ARRAYS:
+        if not file.is_file() or not (inputs or name in ARRAYS):
             continue
         array = _mapped(file)
         if inputs:
@@ -55,6 +55,7 @@ def _stored(file: Path, array: Array, alone: bool) -> Lazy:
     name = f"{file.parent.name}/{file.name}"
     if array.ndim == 0:
         raise FedtailorError(f"The file {file} holds one number: its array needs a row for each sample.")
+    file = file.resolve()  # wherever the run is by then
 
     def read(numbers: Tensor) -> Held:
         return as_features(_mapped(file)[numbers.numpy()], name, alone=alone)

@@ -66,7 +66,7 @@ class Lazy:
         return (held(self[start : start + size]) for start in range(0, len(self), size))
 
     def to(self, device: torch.device | str) -> "Lazy":
-        return replace(self, device=torch.device(device))
+        return replace(self, like=self.like.to(device), device=torch.device(device))
 
     def map(self, function: Callable[[Held], Held]) -> "Lazy":
         """Apply a function to what is read."""
@@ -97,7 +97,7 @@ def tensors(x: Held) -> tuple[Tensor, ...]:
 def held(x: Inputs) -> Held:
     """Read all samples, if they are not in memory yet."""
     if isinstance(x, Lazy) and len(x) == 0:
-        return x.like.to(x.device)
+        return x.like
     if isinstance(x, Lazy):
         return _placed(x.read(x.numbers), x.first).to(x.device)
     return Several(tuple(map(held, x.parts))) if isinstance(x, Several) else x
