@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError, brief, warn
-from fedtailor.local.inputs import Held, Inputs, Several, as_floats, held, sample_shape, shape_words, tensors
+from fedtailor.local.inputs import Held, as_floats, held, sample_shape, shape_words, tensors
 from fedtailor.local.isolation import changes
 from fedtailor.local.network import Loss, Network
 from fedtailor.models.building import takes_integers
@@ -74,9 +74,8 @@ def _checked_tokens(module: nn.Module, data: FederatedData, samples: Held) -> It
 
     def check(layer: nn.Embedding | nn.EmbeddingBag, given: tuple[Any, ...]) -> None:
         for part, tensor in enumerate(tensors(samples)):
-            if given and given[0] is tensor:
-                inputs = data.x.parts[part] if isinstance(data.x, Several) else data.x
-                _check_tokens(data, inputs, layer.num_embeddings)
+            if given and _same_values(given[0], tensor):
+                _check_tokens(data, part, layer.num_embeddings)
 
     layers = [layer for layer in module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
     hooks = [layer.register_forward_pre_hook(check) for layer in layers]
@@ -87,10 +86,18 @@ def _checked_tokens(module: nn.Module, data: FederatedData, samples: Held) -> It
             hook.remove()
 
 
-def _check_tokens(data: FederatedData, inputs: Inputs, size: int) -> None:
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Find out whether tensors have the same whole numbers, in whatever order: padding may have been moved."""
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.flatten().msort().equal(other.flatten().msort())
+    )
+
+
+def _check_tokens(data: FederatedData, part: int, size: int) -> None:
+    """Refuse tokens of an input that are not from 0 to size − 1, and name the client."""
     first = 0
-    for piece in inputs.split(PIECE):
-        assert isinstance(piece, Tensor)
+    for samples in data.x.split(PIECE):
+        piece = tensors(samples)[part]
         bad = (piece < 0) | (piece >= size)
         if bad.any():
             sample = first + int(bad.reshape(len(piece), -1).any(1).nonzero()[0])

@@ -161,7 +161,7 @@ def _list_data(directory: str | None, json: bool) -> None:
         )
     )
     out.print(
-        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/image.",
+        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/image or of x.npy, y.npy.",
         highlight=False,
     )
 

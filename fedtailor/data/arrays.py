@@ -160,14 +160,6 @@ def _check_alike(entries: dict[str, dict[str, Any]], key: str, name: str) -> Non
             )
 
 
-def _kind(x: Inputs) -> str:
-    """Say the type and the shape of a sample, or of each of its inputs."""
-    x = x.like if isinstance(x, Lazy) else x
-    if isinstance(x, Several):
-        return ", ".join(map(_kind, x.parts))
-    return f"type {str(x.dtype).removeprefix('torch.')} and shape {tuple(x.shape[1:])}"
-
-
 def column(values: Any, what: str) -> list[str]:
     """Convert one value per sample, numbers or texts, to texts."""
     array = as_array(values, what)
@@ -201,6 +193,16 @@ def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...
             f"{many} classes would be empty: number the classes 0, 1, 2, …."
         )
     return tuple(map(str, range(many)))
+
+
+def kinds(x: Inputs) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Return the type and the shape of a sample, or of each of its inputs."""
+    x = x.like if isinstance(x, Lazy) else x
+    return [kind for part in x.parts for kind in kinds(part)] if isinstance(x, Several) else [(x.dtype, x.shape[1:])]
+
+
+def _kind(x: Inputs) -> str:
+    return ", ".join(f"type {str(kind).removeprefix('torch.')} and shape {tuple(shape)}" for kind, shape in kinds(x))
 
 
 def _pair(part: Any, who: str, name: str) -> tuple[Inputs, Tensor]:

@@ -3,6 +3,7 @@
 They come from a folder of .npy files, which are mapped into memory, or from a torch Dataset.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.data.arrays import Array, as_array, as_features, as_samples, stacked
+from fedtailor.data.arrays import Array, as_array, as_features, as_samples, kinds, stacked
 from fedtailor.data.dataset import check_samples
 from fedtailor.data.unpacking import check_size, reading
-from fedtailor.errors import FedtailorError
-from fedtailor.local.inputs import Held, Lazy, held, sample_shape
+from fedtailor.errors import FedtailorError, brief
+from fedtailor.local.inputs import Held, Lazy, held
 
-ARRAYS = ("x", "y", "client", "group", "split")
+ARRAYS = ("y", "client", "group", "split")  # beside the inputs
 
 
 def is_folder(path: Path) -> bool:
@@ -29,8 +30,8 @@ def read_folder(path: Path) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for file in sorted(path.glob("*.npy")):
         name = file.stem
-        inputs = (name.startswith("x") and name[1:].isdecimal()) or name == "x"
-        if name not in ARRAYS and not inputs:
+        inputs = re.fullmatch(r"x\d*", name) is not None
+        if not file.is_file() or not (inputs or name in ARRAYS):
             continue
         array = _mapped(file)
         if inputs:
@@ -54,6 +55,7 @@ def _stored(file: Path, array: Array, alone: bool) -> Lazy:
     name = f"{file.parent.name}/{file.name}"
     if array.ndim == 0:
         raise FedtailorError(f"The file {file} holds one number: its array needs a row for each sample.")
+    file = file.resolve()  # wherever the run is by then
 
     def read(numbers: Tensor) -> Held:
         return as_features(_mapped(file)[numbers.numpy()], name, alone=alone)
@@ -63,7 +65,7 @@ def _stored(file: Path, array: Array, alone: bool) -> Lazy:
     return lazy
 
 
-def lazy(dataset: Any, labels: Any = None) -> tuple[Lazy, Array]:
+def lazy(dataset: Any, labels: Any = None) -> tuple[Lazy, Any]:
     """Read a client's samples from a torch Dataset of (x, y) items when batches need them, and not before.
 
     The labels must be known at once: they are `labels`, or the data set's attribute `targets`, or else all items are
@@ -72,23 +74,25 @@ def lazy(dataset: Any, labels: Any = None) -> tuple[Lazy, Array]:
     """
     who = f"The lazy {type(dataset).__name__}"
     try:
-        count = len(dataset)
-        labels = getattr(dataset, "targets", None) if labels is None else labels
-        y = as_array([dataset[k][1] for k in range(count)] if labels is None else labels, who)
-        first = dataset[0][0]
+        known = getattr(dataset, "targets", None) if labels is None else labels
+        y = stacked([dataset[k][1] for k in range(len(dataset))], who) if known is None else as_array(known, who)
+        first = held(as_samples(stacked([dataset[0][0]], who), who, double=True))
     except FedtailorError:
         raise
     except Exception as error:  # whatever the user's code does
-        raise FedtailorError(f"{who} is not a data set of (x, y) items with a length: {error!r}.") from error
-    if len(y) != count:
-        raise FedtailorError(f"{who} has {count} items, but {len(y)} labels: give a label for each.")
-    shape = sample_shape(held(as_samples(stacked([first], who), who, double=True)))
+        raise FedtailorError(f"{who} is not a data set of (x, y) items with a length: {brief(error)}.") from error
+    if len(y) != len(dataset):
+        raise FedtailorError(f"{who} has {len(dataset)} items, but {len(y)} labels: give a label for each.")
 
     def read(numbers: Tensor) -> Held:
-        samples = held(as_samples(stacked([dataset[k][0] for k in numbers.tolist()], who), who, double=True))
-        if sample_shape(samples) != shape:
-            raise FedtailorError(f"{who} has items of different shapes: give all the same.")
+        items = [dataset[k][0] for k in numbers.tolist()]
+        try:
+            samples = held(as_samples(stacked(items, who), who, double=True))
+        except ValueError:
+            samples = None
+        if samples is None or kinds(samples) != kinds(first):
+            raise FedtailorError(f"{who} has items of different shapes or types: give all the same.")
         check_samples(who, samples)
         return samples
 
-    return Lazy(read, torch.arange(count), read(torch.arange(1))[:0]), y
+    return Lazy(read, torch.arange(len(dataset)), first[:0]), y

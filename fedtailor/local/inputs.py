@@ -14,6 +14,7 @@ from torch import Tensor, nn
 Inputs = Union[Tensor, "Several", "Lazy"]
 Held = Union[Tensor, "Several"]  # in memory
 CPU = torch.device("cpu")
+ALIGNMENT = 64  # bytes: of what PyTorch allocates
 Shape = tuple[Any, ...]  # of one sample: its sizes; the shapes of its inputs, where there are several
 
 
@@ -49,24 +50,43 @@ class Lazy:
     read: Callable[[Tensor], Held]  # the samples of these numbers
     numbers: Tensor  # int64, on the CPU: those of the samples here
     like: Held  # no sample, of the shape and type that all have
+    first: int = 0  # the place of the first sample in the tensor that would hold all of them
     device: torch.device = CPU
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, key: slice | Tensor) -> "Lazy":
-        return replace(self, numbers=self.numbers[key.cpu() if isinstance(key, Tensor) else key])
+        if isinstance(key, Tensor):  # a tensor would be copied
+            return replace(self, numbers=self.numbers[key.cpu()], first=0)
+        return replace(self, numbers=self.numbers[key], first=self.first + key.indices(len(self))[0])
 
     def split(self, size: int) -> Iterator[Held]:
         """Yield pieces of so many samples, in memory: one after the other, as they are asked for."""
-        return (self.read(numbers).to(self.device) for numbers in self.numbers.split(size))
+        return (held(self[start : start + size]) for start in range(0, len(self), size))
 
     def to(self, device: torch.device | str) -> "Lazy":
-        return replace(self, device=torch.device(device))
+        return replace(self, like=self.like.to(device), device=torch.device(device))
 
     def map(self, function: Callable[[Held], Held]) -> "Lazy":
         """Apply a function to what is read."""
         return replace(self, read=lambda numbers: function(self.read(numbers)), like=function(self.like))
+
+
+def _placed(x: Held, first: int) -> Held:
+    """Put samples where a slice of all samples would have them, up to multiples of 64 bytes: matrix products have other
+    last bits at other addresses."""
+    if isinstance(x, Several):
+        return Several(tuple(_placed(part, first) for part in x.parts))
+    size = x.element_size()
+    shift = first * x.shape[1:].numel() * size % ALIGNMENT
+    if x.data_ptr() % ALIGNMENT == shift:
+        return x
+    flat = torch.empty(x.numel() + shift // size, dtype=x.dtype)[shift // size :]
+    if x.dim() == 4:
+        n, channels, height, width = x.shape
+        return flat.view(n, height, width, channels).permute(0, 3, 1, 2).copy_(x)
+    return flat.view(x.shape).copy_(x)
 
 
 def tensors(x: Held) -> tuple[Tensor, ...]:
@@ -76,8 +96,10 @@ def tensors(x: Held) -> tuple[Tensor, ...]:
 
 def held(x: Inputs) -> Held:
     """Read all samples, if they are not in memory yet."""
+    if isinstance(x, Lazy) and len(x) == 0:
+        return x.like
     if isinstance(x, Lazy):
-        return x.read(x.numbers).to(x.device)
+        return _placed(x.read(x.numbers), x.first).to(x.device)
     return Several(tuple(map(held, x.parts))) if isinstance(x, Several) else x
 
 
@@ -119,7 +141,7 @@ def join(pieces: Sequence[Inputs]) -> Inputs:
         return torch.cat([piece for piece in pieces if isinstance(piece, Tensor)])
     lazy = [piece for piece in pieces if isinstance(piece, Lazy)]
     if all(piece.read is first.read for piece in lazy):
-        return replace(first, numbers=torch.cat([piece.numbers for piece in lazy]))
+        return replace(first, numbers=torch.cat([piece.numbers for piece in lazy]), first=0)
     ends = torch.tensor([len(piece) for piece in lazy]).cumsum(0)
 
     def read(numbers: Tensor) -> Held:

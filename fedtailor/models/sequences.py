@@ -40,8 +40,9 @@ def transformer(shape: Shape, classes: int, width: int = 64, tokens: int | None 
 def packed(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Move padding behind the other tokens; return these, and where they are (samples × length)."""
     there = tokens != 0
-    order = there.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-    return tokens.gather(1, order), there.gather(1, order)
+    count = there.sum(1, keepdim=True)
+    places = torch.where(there, there.cumsum(1), count + there.logical_not().cumsum(1)) - 1
+    return torch.zeros_like(tokens).scatter(1, places, tokens), torch.zeros_like(there).scatter(1, places, there)
 
 
 class Recurrent(nn.Module):
