@@ -13,6 +13,7 @@ import torch
 import fedtailor as ft
 from fedtailor.data import Dataset, FederatedData, federate, from_list, load
 from fedtailor.errors import FedtailorError
+from fedtailor.server.record import RunDirectory
 
 from .files import toy
 from .test_federated import natural, numbers, official, sizes
@@ -255,3 +256,16 @@ def test_names_of_a_dictionary_are_those_of_the_result(tmp_path: Path) -> None:
     adapted = ft.adapt(result, data={"east": clients["north"]}, epochs=1, engine="in-process")
     assert [client.name for client in adapted.per_client.values()] == ["east"]
     ft.advise(methods=["local"], budget=1, **settings)
+
+
+def test_a_run_from_before_there_was_stratify_has_its_own_split(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"data": "digits", "clients": 3, "rounds": 1, "epochs": 1, "model": "mlp:4"}
+    before = ft.run("fedavg", out=tmp_path / "run", stratify=False, engine="in-process", **settings)
+    directory = RunDirectory(tmp_path / "run")
+    about, file = directory.about(), tmp_path / "run" / "experiment.toml"
+    older = {name: value for name, value in about.experiment.items() if name != "stratify"}
+    directory._write_about(dataclasses.replace(about, experiment=older))
+    file.write_text(file.read_text().replace("stratify = false\n", ""))
+    after = ft.load(tmp_path / "run")
+    assert torch.equal(after.data.y, before.data.y)
+    assert ft.resume(tmp_path / "run", rounds=2).experiment.stratify is False
