@@ -107,7 +107,7 @@ def test_the_mean_over_pieces_is_the_mean_over_all() -> None:
         loss, _ = client.loss_and_gradient(made.terms.initial)
         made.network.vector.copy_(made.terms.initial)
         terms = functional.cross_entropy(made.network(x), y, reduction="none") * torch.tensor(weights)[y]
-    assert float(loss) == pytest.approx(float(terms.mean()), rel=1e-9)
+    assert float(loss) == pytest.approx(terms.mean().item(), rel=1e-9)
     outputs = torch.zeros(3, 10, dtype=torch.float64)
     one_class = float(made.terms.training_loss(outputs, torch.tensor([4, 4, 4])))
     assert one_class == pytest.approx(5 * np.log(10), rel=1e-12)
