@@ -43,6 +43,15 @@ SMALL: dict[str, Any] = {
     "seed": 3,
     "on_failure": "stop",  # with the original exception
 }
+# Every setting of local training that a method may refuse.
+TRAINING: dict[str, Any] = {
+    "optimizer": "adam",
+    "schedule": "cosine",
+    "step_schedule": "cosine:0.1",
+    "clip": 0.5,
+    "label_smoothing": 0.1,
+    "class_weights": "balanced",
+}
 
 
 def check_method(method: Method | type[Method]) -> None:
@@ -82,8 +91,8 @@ def same_bits_on_every_engine(method: Method) -> None:
 
 def same_bits_after_resuming(method: Method) -> None:
     """Interrupted and resumed, with states in memory or on disk: the same records and checkpoints."""
-    for states in ("memory", "disk"):
-        settings = {**SMALL, "states": states, "momentum": 0.5, "keep_momentum": True, "engine": "in-process"}
+    for states, training in (("memory", {"momentum": 0.5}), ("disk", _accepted(method))):
+        settings = {**SMALL, **training, "states": states, "keep_momentum": True, "engine": "in-process"}
         with tempfile.TemporaryDirectory() as folder:
             whole = run(method, out=Path(folder) / "whole", **settings)
 
@@ -123,6 +132,25 @@ def takes_clients_that_join(method: Method) -> None:
         assert result.simulation.server.n_samples[4] == len(result.data.train(4)[1])
         assert all(tensor.isfinite().all() for tensor in _final(result).values())
         assert result.personal_vector(late).isfinite().all()
+
+
+def trains_as_the_experiment_says(method: Method) -> None:
+    """Adam, schedules, clipping, label smoothing, class weights: the same bits on every engine, or refused."""
+    for name in method.refuses:
+        said = ""
+        try:
+            _simulation(method, **{**SMALL, name: TRAINING[name]})
+        except FedtailorError as error:
+            said = str(error)
+        assert name in said, f"{name} is not refused by its name: {said}"
+    short = {**SMALL, "rounds": 2}
+    settings = {**short, **_accepted(method), "keep_momentum": True}
+    one, other = (run(method, engine=engine, workers=2, **settings) for engine in ("in-process", "processes"))
+    assert _numbers(one.rounds) == _numbers(other.rounds)
+    _assert_same(_final(one), _final(other))
+    assert all(tensor.isfinite().all() for tensor in _final(one).values() if tensor.is_floating_point())
+    plain = run(method, engine="in-process", **short)
+    assert _numbers(plain.rounds) != _numbers(one.rounds), "the settings of local training make no difference"
 
 
 def bytes_are_counted_exactly(method: Method) -> None:
@@ -292,6 +320,8 @@ def parameters_are_described(method: Method) -> None:
     assert not undescribed, f"the parameters {undescribed} have no description"
     taken = set(kind.model_fields) & set(SETTING_NAMES)
     assert not taken, f"the parameters {sorted(taken)} are settings of the experiment too"
+    strange = set(method.refuses) - set(TRAINING)
+    assert not strange, f"`refuses` names {sorted(strange)}, which are no settings of local training"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -311,11 +341,17 @@ CHECKS: tuple[Check, ...] = (
     same_bits_on_every_engine,
     same_bits_after_resuming,
     takes_clients_that_join,
+    trains_as_the_experiment_says,
     learns,
 )
 
 
 # --- what they share ---
+
+
+def _accepted(method: Method) -> dict[str, Any]:
+    """Settings of local training that the method does not refuse."""
+    return {name: value for name, value in TRAINING.items() if name not in method.refuses}
 
 
 class _Unread(Mapping[str, Tensor]):

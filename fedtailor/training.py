@@ -76,7 +76,7 @@ def _class_weights(wanted: str, data: FederatedData) -> Tensor:
     if wanted == "balanced":
         clients = [client for client in range(data.n_clients) if client not in data.new]
         return balanced(data.counts("train")[clients].sum(0))
-    weights = torch.tensor([float(weight) for weight in wanted.split(",")])
+    weights = torch.tensor([float(weight) for weight in wanted.split(",")], dtype=torch.float64)
     if len(weights) != len(data.classes):
         raise FedtailorError(
             f"There are {len(weights)} class weights for {len(data.classes)} classes: give one for each."
@@ -87,4 +87,4 @@ def _class_weights(wanted: str, data: FederatedData) -> Tensor:
 def balanced(counts: Tensor) -> Tensor:
     """Compute n / (K n_k) of the K classes that there are: each then has the same weight altogether."""
     there = counts > 0
-    return torch.where(there, counts.sum() / (there.sum() * counts.clamp(min=1)), 0.0)
+    return torch.where(there, counts.sum() / (there.sum() * counts.clamp(min=1).double()), 0.0)

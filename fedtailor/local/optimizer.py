@@ -72,8 +72,7 @@ def optimizer_step(
         gradient.mul_((settings.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_ does
     lr = settings.lr * factor
     if settings.kind != "sgd":
-        direction = _adam_direction(theta, gradient, moments, settings, fixed)
-        theta.sub_(direction.mul_(lr if scale is None else lr * scale))
+        _adam_step(theta, gradient, moments, settings, lr if scale is None else lr * scale, fixed)
         return
     if settings.weight_decay:
         gradient.add_(theta, alpha=settings.weight_decay)
@@ -88,13 +87,22 @@ def optimizer_step(
     theta.add_(gradient, alpha=-lr)
 
 
-def _adam_direction(
-    theta: Tensor, gradient: Tensor, moments: State, settings: OptimizerSettings, fixed: Sequence[slice]
-) -> Tensor:
-    """Update Adam's moments and return what θ moves against, weight decay included."""
-    decoupled = settings.kind == "adamw"
-    if settings.weight_decay and not decoupled:
+def _adam_step(
+    theta: Tensor,
+    gradient: Tensor,
+    moments: State,
+    settings: OptimizerSettings,
+    lr: float | Tensor,
+    fixed: Sequence[slice],
+) -> None:
+    """Take a step of Adam or AdamW, with one learning rate or one for every entry."""
+    if settings.weight_decay and settings.kind == "adam":
         gradient.add_(theta, alpha=settings.weight_decay)
+    elif settings.weight_decay:
+        before = [theta[place].clone() for place in fixed]
+        theta.mul_(1 - lr * settings.weight_decay)
+        for place, values in zip(fixed, before, strict=True):
+            theta[place] = values
     _zero(gradient, fixed)
     for name in settings.moments:
         if name not in moments:
@@ -104,11 +112,11 @@ def _adam_direction(
     first, last = (float(bound) for bound in moments["steps"].add_(1).aminmax())
     # Entries that were trained apart (a head alone) have taken different numbers of steps.
     t = first if first == last else moments["steps"].double()
-    direction = (mean / (1 - BETA1**t)).div_((square / (1 - BETA2**t)).sqrt_().add_(EPS))
-    if settings.weight_decay and decoupled:
-        direction.add_(theta, alpha=settings.weight_decay)
-        _zero(direction, fixed)
-    return direction
+    size, spread = lr / (1 - BETA1**t), square.sqrt().div_((1 - BETA2**t) ** 0.5).add_(EPS)
+    if isinstance(size, Tensor):
+        theta.sub_(size * mean / spread)
+    else:
+        theta.addcdiv_(mean, spread, value=-size)
 
 
 def _zero(vector: Tensor, places: Sequence[slice]) -> None:

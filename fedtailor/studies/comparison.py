@@ -106,8 +106,9 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
     parameters = {m: find_method(m, given.get(m)).model_dump(exclude_none=True) for m in methods}
     rest = {n: v for n, v in asked.items() if n not in ("methods", "seeds", "grid", "parameters", "target")}
     rest = merged(DEFAULTS, in_sections(rest))
-    complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters"})
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
+    each = {"lr"} if "optimizer" in grid and "lr" not in rest else set()  # every optimiser has a default of its own
+    complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters", *each})
     comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")))
     if (runs := len(methods) * len(seeds) * prod(map(len, grid.values()))) > MOST_RUNS:
         raise FedtailorError(f"The comparison would have {runs:,} runs, more than {MOST_RUNS:,}: ask for fewer.")

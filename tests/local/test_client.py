@@ -1,6 +1,7 @@
 """The client as a method sees it."""
 
 from itertools import product
+from math import cos, pi
 
 import pytest
 import torch
@@ -50,15 +51,20 @@ def test_fresh_it_has_no_state_and_no_round() -> None:
     assert not torch.equal(later.descend(one.initial), client(keep_momentum=True, momentum=0.9).descend(one.initial))
 
 
+@pytest.mark.parametrize("schedule", ["constant", "warmup:2,cosine", "step:2,0.5"])
 @pytest.mark.parametrize(("momentum", "steps", "warm"), list(product([0.0, 0.5, 0.9], [1, 2, 9], [False, True])))
-def test_the_length_of_a_path_along_a_constant_gradient(momentum: float, steps: int, warm: bool) -> None:
+def test_the_length_of_a_path_along_a_constant_gradient(momentum: float, steps: int, warm: bool, schedule: str) -> None:
     """Written out, one step at a time; a warm client begins with the velocity that it would have in the long run."""
-    one = client(momentum=momentum, steps=steps, lr=0.05)
-    velocity, away = (1 / (1 - momentum) if warm else 0.0), 0.0
-    for _ in range(steps):
+    one = client(momentum=momentum, steps=steps, lr=0.1, factor=0.5, step_schedule=schedule)
+    velocity, away, carried = (1 / (1 - momentum) if warm else 0.0), 0.0, 0.0
+    for k in range(1, steps + 1):
+        cosine = (1 + cos(pi * (k - 3) / (steps - 2))) / 2 if steps > 2 else 0
+        factor = {"constant": 1.0, "warmup:2,cosine": k / 2 if k <= 2 else cosine, "step:2,0.5": 0.5 ** ((k - 1) // 2)}
         velocity = momentum * velocity + 1.0
-        away += 0.05 * velocity
+        away += 0.05 * factor[schedule] * velocity
+        carried += 0.05 * factor[schedule] * momentum**k
     assert one.path_length(warm) == pytest.approx(away, rel=1e-12)
+    assert one.carried_length() == pytest.approx(carried, rel=1e-12)
 
 
 def test_losses_and_gradients_are_means_over_all_training_samples() -> None:

@@ -46,6 +46,58 @@ def test_a_step_is_torch_sgd_bit_for_bit(momentum: float, weight_decay: float, d
     assert list(moments) == (["momentum"] if momentum else [])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("kind", "by"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_a_step_is_torch_adam_bit_for_bit(
+    kind: Any, by: type[torch.optim.Optimizer], weight_decay: float, dtype: torch.dtype
+) -> None:
+    settings = OptimizerSettings(lr=0.01, kind=kind, weight_decay=weight_decay)
+    start, *gradients = vectors(0, STEPS + 1, dtype=dtype)
+    expected = by_torch(start, gradients, by, lr=0.01, weight_decay=weight_decay)
+    theta, moments = start.clone(), dict[str, Tensor]()
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        optimizer_step(theta, gradient, moments, settings)
+        assert torch.equal(theta, wanted)
+    assert set(moments) == {"mean", "square", "steps"}
+    assert float(moments["steps"]) == STEPS
+
+
+@pytest.mark.parametrize(("kind", "fixed"), list(product(["adam", "adamw"], [(), (slice(3, 5), slice(30, 31))])))
+def test_a_step_of_adam_is_the_formula(kind: Any, fixed: tuple[slice, ...]) -> None:
+    """One number at a time, with rates, numbers of steps and decay of their own; what is fixed stays to the bit."""
+    settings = OptimizerSettings(lr=0.01, kind=kind, weight_decay=0.1)
+    start, scale, *gradients = vectors(1, STEPS + 2)
+    taken = torch.arange(len(start), dtype=start.dtype) % 3
+    moments = {"mean": torch.zeros_like(start), "square": torch.zeros_like(start), "steps": taken.clone()}
+    theta, x = start.clone(), start.numpy().copy()
+    m, v = np.zeros(len(x)), np.zeros(len(x))
+    for number, gradient in enumerate(gradients, 1):
+        for i in range(len(x)):
+            if any(place.start <= i < place.stop for place in fixed):
+                continue
+            rate, t = 0.01 * 0.5 * scale[i].item(), number + taken[i].item()
+            g = gradient[i].item() + (0.1 * x[i] if kind == "adam" else 0.0)
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
+            decay = 0.1 * x[i] if kind == "adamw" else 0.0
+            x[i] -= rate * (decay + m[i] / (1 - 0.9**t) / ((v[i] / (1 - 0.999**t)) ** 0.5 + 1e-8))
+        optimizer_step(theta, gradient.clone(), moments, settings, 0.5, scale, fixed)
+    np.testing.assert_allclose(theta.numpy(), x, rtol=1e-10, atol=1e-12)
+    for place in fixed:
+        assert torch.equal(theta[place], start[place])
+
+
+def test_a_gradient_is_clipped_as_torch_clips_it() -> None:
+    for seed, most in product(range(3), (0.1, 3.0, 100.0)):
+        (gradient,) = vectors(seed, 1)
+        parameter = torch.nn.Parameter(torch.zeros_like(gradient))
+        parameter.grad = gradient.clone()
+        torch.nn.utils.clip_grad_norm_([parameter], most)
+        theta = torch.zeros_like(gradient)
+        optimizer_step(theta, gradient.clone(), {}, OptimizerSettings(lr=1.0, clip=most))
+        torch.testing.assert_close(-theta, parameter.grad, rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize(("momentum", "weight_decay"), list(product([0.0, 0.9], [0.0, 0.1])))
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("fixed", [None, [slice(3, 5), slice(30, 31)]])

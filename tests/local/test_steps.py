@@ -13,7 +13,17 @@ from tests.local.parts import X, client, small
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"batch": None}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.01},
+        {"batch": None},
+        {"kind": "adam", "weight_decay": 0.01, "factor": 0.5, "step_schedule": "warmup:3,cosine"},
+        {"kind": "adamw", "weight_decay": 0.1, "clip": 0.5},
+        {"momentum": 0.9, "clip": 0.5, "step_schedule": "1 / t"},
+    ],
+)
 def test_steps_one_by_one_are_a_descent(settings: dict[str, Any], keep: bool, batch_norm: bool) -> None:
     one, other = client(batch_norm, keep, **settings), client(batch_norm, keep, **settings)
     theta = one.initial
@@ -25,6 +35,7 @@ def test_steps_one_by_one_are_a_descent(settings: dict[str, Any], keep: bool, ba
         assert torch.equal(stepped, expected)
         theta = expected
     assert one.state.keys() == other.state.keys()
+    assert bool(one.state) == (keep and bool(one.optimizer.moments))
 
 
 def test_an_objective_stands_for_the_loss() -> None:
