@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.display import definition_table, json_text, out, plain_table, visible
+from fedtailor.cli.display import definition_table, json_text, out, plain_table, print_setup, setup_lines, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import make_experiment
+from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
@@ -62,8 +62,29 @@ def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["name"], row["summary"], "\n".join(parameters), "\n".join(leaves) or "nothing"
 
 
-def models(json: Json = False) -> None:
-    """List the networks."""
+@experiment_options("Data", "Model")
+def models(
+    settings: dict[str, Any],
+    model: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="a network, to see its layers", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the networks; with a NAME or module:Class, show its layers on a data set.
+
+    [bold]Examples[/]
+
+    fedtailor models
+
+    fedtailor models lenet --data mnist
+
+    fedtailor models mine:Net --data mine.csv --lora 8
+    """
+    if model is not None:
+        _show_network(make_experiment({**settings, "model": model}), json)
+        return
+    if settings:
+        raise FedtailorError("These options say how a network is made: name one, as in `fedtailor models lenet`.")
     from fedtailor.local.network import Network
     from fedtailor.models import CATALOGUE, build_model
 
@@ -88,6 +109,21 @@ def models(json: Json = False) -> None:
     columns = ("name", "network", *(f"parameters, {label}, 10 classes" for label in shapes))
     out.print(definition_table("Models", columns, cells))
     out.print("Your own: an nn.Module, named as module:Class.", highlight=False)
+
+
+def _show_network(experiment: Experiment, json: bool) -> None:
+    """Print the layers of a network: body, head and frozen."""
+    from fedtailor.simulation import Objects, prepare
+
+    setup = prepare(experiment, Objects()).setup
+    if json:
+        _print_json(setup.plain())
+        return
+    cells = [(visible(layer.name), layer.kind, layer.part, f"{layer.numbers:,}") for layer in setup.layers]
+    out.print(
+        definition_table(f"{visible(setup.network)} on {experiment.data}", ("layer", "kind", "part", "numbers"), cells)
+    )
+    print_setup(setup_lines([setup])[:-1])
 
 
 @experiment_options("Data")

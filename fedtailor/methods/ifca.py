@@ -39,7 +39,9 @@ class IFCA(Method):
     def start(self, server: Server) -> None:
         theta = torch.stack([server.initial_for(j) for j in range(self.clusters)])
         if self.clusters > 1 and torch.equal(theta[0], theta[1]):
-            raise FedtailorError("The clusters begin equal: the network's layers have no reset_parameters.")
+            raise FedtailorError(
+                "The clusters begin equal: the network's layers have no reset_parameters, or are pretrained."
+            )
         nobody = torch.full((server.n_clients,), -1, device=theta.device)
         server.state |= {"theta": theta, "cluster": nobody}
 

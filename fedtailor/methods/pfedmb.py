@@ -49,7 +49,9 @@ class PFedMB(Method):
     def start(self, server: Server) -> None:
         W = torch.stack([server.initial_for(branch) for branch in range(self.branches)])
         if self.branches > 1 and torch.equal(W[0], W[1]):
-            raise FedtailorError("The branches begin equal: the network's layers have no reset_parameters.")
+            raise FedtailorError(
+                "The branches begin equal: the network's layers have no reset_parameters, or are pretrained."
+            )
         server.state["W"] = W
         layers = len(server.layout.layers) if self.per_layer else 1
         server.state["alpha"] = server.initial.new_full((server.n_clients, layers, self.branches), 1 / self.branches)

@@ -44,6 +44,7 @@ def assemble(
     """Find the head of a network, load its pretrained weights, freeze parts of it and add adapters."""
     parts = [part.strip() for part in (frozen or "").split(",") if part.strip()]
     freeze(module, [part for part in parts if part != "body"])
+    _trained(module)
     names = find_head(module, head, example)
     loaded = load_weights(module, weights, names) if weights is not None else None
     adapters, adapted = None, list[str]()
@@ -56,7 +57,13 @@ def assemble(
             adapted = add_adapters(module, adapters, names, example)
     elif "body" in parts:
         freeze_body(module, names)
+    trained = _trained(module)
+    return Assembled(module, [name for name in names if name in trained], loaded, adapters, tuple(adapted))
+
+
+def _trained(module: nn.Module) -> list[str]:
+    """List the layers that are trained; there must be some."""
     trained = trained_layers(layers_of(module))
     if not trained:
-        raise FedtailorError("No parameter of the network is left to train: freeze less of it, or set a head.")
-    return Assembled(module, [name for name in names if name in trained], loaded, adapters, tuple(adapted))
+        raise FedtailorError("The network has no trained parameters: freeze less of it, or set a head.")
+    return trained

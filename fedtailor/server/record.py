@@ -194,7 +194,7 @@ class RunDirectory:
         manifest, rounds = self.path / "checkpoint" / "manifest.json", self.path / "rounds.jsonl"
         if not manifest.exists() and rounds.exists() and rounds.stat().st_size:
             raise damaged(manifest, "it is missing")
-        recorded = self.partition()
+        recorded, _ = self.partition(), self.setup()  # which is read to notice if it is damaged
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
         if recorded != Partition.from_plain({**describe(data), "network": network}):
@@ -222,7 +222,7 @@ class RunDirectory:
 
     def records(self) -> tuple[Partition, list[RoundRecord], list[ClientsRecord]]:
         """Read everything, and refuse records that do not fit together."""
-        partition, outcome = self.partition(), self.outcome()
+        partition, outcome, _ = self.partition(), self.outcome(), self.setup()
         rounds = self.rounds()  # before the clients' records, of which a run at work always has as many
         clients = list(self.clients())
         if outcome is not None and len(rounds) < outcome.rounds:

@@ -10,7 +10,7 @@ from fedtailor.method import Method, describe_uploads
 from fedtailor.server.records import Plain, Record
 from fedtailor.text import human_bytes
 
-FEW_LAYERS = 4  # that are all named
+FEW_LAYERS = 3  # that are all named
 Part = Literal["body", "head", "frozen"]
 
 
@@ -45,20 +45,23 @@ class Setup(Record):
         parts = [self._part(part) for part in ("body", "head")]
         parts += [self._part("frozen")] if any(layer.part == "frozen" for layer in self.layers) else []
         leaves = ", ".join(f"{name} ({how})" for name, how in self.uploads.items())
-        size = f": {self.numbers:,} numbers, {human_bytes(self.bytes or 0)} a round" if self.numbers is not None else ""
+        size = ""
+        if leaves and self.numbers is not None:
+            much = f"{human_bytes(self.bytes or 0)} a round" if self.numbers else "so nothing is shared"
+            size = f": {self.numbers:,} numbers, {much}"
         return [
             f"Network {self.network}: {'; '.join(parts)}.",
             *self.notes,
-            f"{self.method}: a client uploads {leaves or 'nothing'}{size if leaves else ''}.",
+            f"{self.method}: a client uploads {leaves or 'nothing'}{size}.",
         ]
 
     def _part(self, part: Part) -> str:
-        """Name the layers of a part, and count their numbers."""
+        """Name the layers of a part, the first and the last of many, and count their numbers."""
         layers = [layer for layer in self.layers if layer.part == part]
         named = [f"{layer.name or 'the network itself'} ({layer.kind})" for layer in layers]
-        shown = ", ".join(named if len(named) <= FEW_LAYERS else [*named[:2], "…", named[-1]])
-        count = f"{len(named)} layers: " if len(named) > FEW_LAYERS else ""
-        return f"{part} {count}{shown or 'empty'}, {sum(layer.numbers for layer in layers):,} numbers"
+        if len(named) > FEW_LAYERS:
+            named = [f"{len(named)} layers, {named[0]}", "…", named[-1]]
+        return f"{part} {', '.join(named) or 'empty'}, {sum(layer.numbers for layer in layers):,} numbers"
 
 
 def describe_setup(

@@ -28,6 +28,7 @@ FILES = {
     "experiment.toml",
     "about.json",
     "partition.json",
+    "network.json",
     "rounds.jsonl",
     "clients.jsonl",
     "result.json",
@@ -669,7 +670,7 @@ def test_a_run_begins_with_body_head_and_what_leaves_a_client(call: Call) -> Non
     assert "\nlocal: a client uploads nothing.\n" in said
     assert "\npgfed: a client uploads theta (mean by samples), alpha (each client's own), gradient (each" in said
     compared = call("compare", "local", "fedper", *SMALL, "--head", "1", "--seeds", "0", "--out", "compared").setup
-    assert "\nfedper: a client uploads body (mean by samples).\n" in compared
+    assert "\nfedper: a client uploads body (mean by samples): 13,000 numbers, 52 kB a round.\n" in compared
     whole = call("run", "fedper", *SMALL, "--head", "2").setup
     assert "Network mlp: body empty, 0 numbers; head 1 (Linear), 3 (Linear), 15,010 numbers.\n" in whole
 

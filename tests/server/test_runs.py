@@ -19,7 +19,8 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rou
 
 def test_a_run_directory_holds_everything(tmp_path: Path) -> None:
     result = ft.run("ditto", out=tmp_path / "run", lam=0.5, **SMALL)
-    names = {"experiment.toml", "about.json", "partition.json", "rounds.jsonl", "clients.jsonl", "result.json"}
+    names = {"experiment.toml", "about.json", "partition.json", "network.json"}
+    names |= {"rounds.jsonl", "clients.jsonl", "result.json"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == names | {"checkpoint", "lock"}
     lines = (tmp_path / "run/rounds.jsonl").read_text().splitlines()
     written = [json.loads(line) for line in lines]
