@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from fedtailor.errors import FedtailorError
 from fedtailor.local.optimizer import sgd_step
-from fedtailor.method import Batch, Client, Message, Method
+from fedtailor.method import Batch, Client, Message, Method, Search
 
 
 class FedRoD(Method):
@@ -35,6 +35,7 @@ class FedRoD(Method):
     own_part: ClassVar[str] = "a personal head, added to it"
 
     gamma: float = Field(1.0, ge=0, description="power of the class sizes in the balanced softmax, γ (0: plain loss)")
+    search: ClassVar[Search] = {"gamma": "0..1"}
 
     def train(self, client: Client, message: Message) -> Message:
         weight, prior = linear_head(client).weight, self._prior(client)

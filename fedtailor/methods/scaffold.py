@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class SCAFFOLD(Method):
@@ -35,6 +35,7 @@ class SCAFFOLD(Method):
 
     server_lr: float = Field(1.0, gt=0, description="the server's step, η_g")
     full_gradient: bool = Field(False, description="c_i is the gradient at the global model: option I in place of II")
+    search: ClassVar[Search] = {"server_lr": "0.1..1:log"}
 
     def start(self, server: Server) -> None:
         super().start(server)
