@@ -174,6 +174,13 @@ def check_varied(name: str, parameters: set[str], who: str = "The grid") -> None
         )
 
 
+def check_place(out: Path) -> None:
+    """Refuse a directory with something else in it than a comparison that was killed before its question was written
+    down."""
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {f"{FILE}.tmp", TUNED}):
+        raise FedtailorError(f"{out} exists already and is not a comparison: choose another --out.")
+
+
 class Comparing:
     """A comparison at work in its directory: new, one that was begun there, or an extension of that."""
 
@@ -187,9 +194,7 @@ class Comparing:
     def _check_directory(self) -> None:
         """Refuse a directory of something else, or of a comparison with runs that this one does not have."""
         if not (self.out / FILE).is_file():
-            beginning = {f"{FILE}.tmp", TUNED}  # of one that was killed before its question was written down
-            if self.out.exists() and (not self.out.is_dir() or {path.name for path in self.out.iterdir()} - beginning):
-                raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
+            check_place(self.out)
             return
         if not planned_runs(self.out).keys() <= {self.path(title) for title in self.runs}:
             before = read_experiment(self.out / FILE)  # as it was written: its methods may be anybody's code

@@ -2,37 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from fedtailor.errors import FedtailorError
-from fedtailor.files import Count
 from fedtailor.local.streams import torch_seed
-from fedtailor.server.records import Record
 from fedtailor.studies.ranges import Range
+from fedtailor.studies.trials import Trial
 
 if TYPE_CHECKING:
     import optuna
 
 RANDOM = 8  # trials before the sampler models what is good
 SURE = 4  # trials that go to their end before any is pruned
-
-
-@dataclass(kw_only=True)
-class Trial(Record):
-    """One choice of settings: its validation value after each evaluated round (more is better), and how it ended."""
-
-    settings: dict[str, Any]
-    state: Literal["done", "pruned", "failed"]
-    values: dict[Count, float] = field(default_factory=dict)
-    rounds: Count = 0  # that it ran
-    reason: str = ""  # why it did not come to its end
-    seconds: float = 0.0
-
-    @property
-    def value(self) -> float | None:
-        """The validation value of a trial that came to its end."""
-        return self.values[max(self.values)] if self.state == "done" else None
 
 
 def check_installed() -> None:

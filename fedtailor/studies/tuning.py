@@ -12,9 +12,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import (
@@ -28,87 +29,19 @@ from fedtailor.experiment import (
 from fedtailor.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import find_method, method_class
-from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart, run_prepared
 from fedtailor.server.evaluation import chosen_round
-from fedtailor.server.records import Record
 from fedtailor.simulation import Objects, Prepared, Simulation
-from fedtailor.studies.comparison import TUNING, Comparison, Settings, check_varied
+from fedtailor.studies.comparison import FILE as QUESTION
+from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
 from fedtailor.studies.measures import validation_value
-from fedtailor.studies.proposing import Trial, check_installed, propose
+from fedtailor.studies.proposing import check_installed, propose
 from fedtailor.studies.ranges import check_only, search_ranges
 from fedtailor.studies.runner import PreparedRuns, perform, run_name
+from fedtailor.studies.trials import Budget, Trial, Trials, Tuned
 
 FILE, CHOSEN = "tuning.toml", "tuned.toml"
-TRIALS = 20
 WORSE, LATE = "worse than the median of the trials before it", "its time was up"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What every method may spend: a number of trials, seconds, or whichever is used up first."""
-
-    trials: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.trials is None and self.seconds is None:
-            object.__setattr__(self, "trials", TRIALS)
-        if self.trials is not None and self.trials < 1:
-            raise FedtailorError(f"A method cannot be tuned in {self.trials} trials: give at least 1.")
-        if self.seconds is not None and not self.seconds > 0:
-            raise FedtailorError(f"A method cannot be tuned in {self.seconds:g} seconds: give more than 0.")
-
-    def __str__(self) -> str:
-        parts = [f"{self.trials} trials"] if self.trials is not None else []
-        parts += [f"{self.seconds:g} seconds"] if self.seconds is not None else []
-        return f"{' or '.join(parts)} a method"
-
-    def seconds_left(self, trials: Sequence[Trial]) -> float:
-        return (self.seconds or float("inf")) - sum(trial.seconds for trial in trials)
-
-    def is_spent(self, trials: Sequence[Trial]) -> bool:
-        return len(trials) >= (self.trials or float("inf")) or self.seconds_left(trials) <= 0
-
-
-@dataclass(kw_only=True)
-class Trials(Record):
-    """All trials of a method, in their order."""
-
-    trials: list[Trial]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A method's trials, the one that was chosen, and the runs of it, one a seed."""
-
-    method: str
-    trials: tuple[Trial, ...]
-    results: tuple[RunResult, ...] = ()
-
-    @property
-    def chosen(self) -> Trial | None:
-        """The trial with the best validation value, the first of equals; None if all failed."""
-        done = [trial for trial in self.trials if trial.value is not None]
-        return max(done, key=lambda trial: trial.value or 0.0, default=None)
-
-    @property
-    def settings(self) -> Settings:
-        """The chosen settings and parameters: `fedtailor.run(method, **settings)` takes them."""
-        return dict(self.chosen.settings) if self.chosen else {}
-
-    @property
-    def validation(self) -> float | None:
-        """The chosen settings' value on validation data."""
-        return self.chosen.value if self.chosen else None
-
-    @property
-    def before(self) -> float | None:
-        """The value of the settings that tuning began with."""
-        return self.trials[0].value if self.trials else None
-
-    def count(self, state: str) -> int:
-        return sum(trial.state == state for trial in self.trials)
 
 
 class Tuner:
@@ -132,6 +65,16 @@ class Tuner:
         self._prepared = {seed: PreparedRuns(objects) for seed in comparison.seeds}
         self._check_directory()
         self.trials = {method: self._recorded(method) for method in comparison.methods}
+
+    @classmethod
+    def of(cls, comparison: Comparison, trials: int | None, out: Path | None, objects: Objects | None = None) -> Self:
+        """Tune the methods of a comparison before it begins, with its first seed; `out` is the comparison's."""
+        if out is not None and not (out / QUESTION).is_file():
+            check_place(out)
+        elif out is not None and not (out / TUNED).is_dir():
+            raise FedtailorError(f"{out} is a comparison whose settings were not tuned: choose another --out.")
+        first = replace(comparison, seeds=comparison.seeds[:1])
+        return cls(first, Budget(trials), out=out and out / TUNED, objects=objects)
 
     # --- the question ---
 
@@ -212,7 +155,11 @@ class Tuner:
                 write_atomically(file, seal(asdict(Trials(trials=trials)), pretty=True))
             if on_trial:
                 on_trial(trials[-1])
-        return Tuned(method, tuple(trials))
+        return self.tuned(method)
+
+    def tuned(self, method: str) -> Tuned:
+        """Return the trials that a method has so far."""
+        return Tuned(method, tuple(self.trials[method]))
 
     def _trial(
         self,
@@ -269,8 +216,8 @@ class Tuner:
     def apply(self, comparison: Comparison) -> Comparison:
         """Give a comparison of these methods the chosen settings."""
         parameters, own = dict(comparison.parameters), dict(comparison.own)
-        for method in self.comparison.methods:
-            tuned = Tuned(method, tuple(self.trials[method]))
+        for method in comparison.methods:
+            tuned = self.tuned(method)
             if tuned.chosen is None:
                 raise FedtailorError(
                     f"All {len(tuned.trials)} trials of {method} failed; the first one: {tuned.trials[0].reason}"
@@ -284,15 +231,28 @@ class Tuner:
         tuned_how = f"{self.budget}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         return replace(comparison, parameters=parameters, own=own, tuned=tuned_how)
 
-    def run(
-        self, method: str, seed: int, on_round: OnRound | None = None, on_start: OnStart | None = None
-    ) -> RunResult:
-        """Run a method with its chosen settings, all rounds, in a directory of its own if there is one for them."""
-        settings = Tuned(method, tuple(self.trials[method])).settings
-        experiment, prepare = self._experiment(method, seed, settings), self._prepared[seed].prepare
-        if self.out is None:
-            return run_prepared(experiment, prepare(experiment), None, on_round, on_start)
-        return perform(experiment, self.out / "runs" / run_name(experiment), prepare, on_round, on_start)
+    def finish(self, method: str, on_round: OnRound | None = None, on_start: OnStart | None = None) -> Tuned:
+        """Run a method with its chosen settings, all rounds of all seeds: only now its test metrics are looked at."""
+        tuned, results = self.tuned(method), []
+        for seed in self.comparison.seeds if tuned.chosen else ():
+            experiment, prepare = self._experiment(method, seed, tuned.settings), self._prepared[seed].prepare
+            if self.out is None:
+                results.append(run_prepared(experiment, prepare(experiment), None, on_round, on_start))
+            else:
+                path = self.out / "runs" / run_name(experiment)
+                results.append(perform(experiment, path, prepare, on_round, on_start))
+        return replace(tuned, results=tuple(results))
+
+    def write(self) -> Comparison:
+        """Write the chosen settings down as a comparison, without methods of which all trials failed, and return it."""
+        methods = [method for method in self.comparison.methods if self.tuned(method).chosen]
+        parameters = {method: self.comparison.parameters[method] for method in methods}
+        own = {method: own for method, own in self.comparison.own.items() if method in methods}
+        tuned = replace(self.comparison, methods=tuple(methods), parameters=parameters, own=own)
+        tuned = self.apply(tuned if methods else self.comparison)
+        if self.out is not None:
+            write_atomically(self.out / CHOSEN, write_toml(tuned.written()))
+        return tuned
 
 
 def _check_question(comparison: Comparison, ranges: Mapping[str, str]) -> None:
