@@ -101,7 +101,7 @@ def tune(
     else:
         out.print(tuning_table(tuned, str(work.budget)))
         out.print(f"Recorded in {place}: tuned.toml, trials, runs", highlight=False, soft_wrap=True)
-        following = f"fedtailor compare {' '.join(work.write().methods)} --settings {place}"
+        following = f"fedtailor compare {place / 'tuned.toml'} --seeds 0,1,2"
         out.print(marked("Next:", "bold", following), highlight=False, soft_wrap=True)
     for method in (method for method in tuned if method.chosen is None):
         said = f"{method.method}: {method.trials[0].reason}"
