@@ -108,7 +108,7 @@ def compare(
         with out.status("setting up"):
             todo, lines = work.todo(), dict[str, None]()
             work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
-        for line in lines:
+        for line in lines if tune is None else ():  # it is said already
             out.print(line, highlight=False, soft_wrap=True)
         _perform(work, todo)
         summary = work.finish()
@@ -135,7 +135,7 @@ def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Compar
     try:
         with out.status("setting up"):
             work = Tuner.of(comparison, trials, place)
-            begin(work, quiet=True)
+            begin(work)
         with progress_bars() as bars:
             perform(work, bars)
     except KeyboardInterrupt:
