@@ -1,5 +1,7 @@
 """The ranges in which settings are searched: their notation, and those that the methods declare."""
 
+from pathlib import Path
+
 import pytest
 
 from fedtailor.errors import FedtailorError
@@ -80,3 +82,11 @@ class TestDeclared:
         assert search_ranges("fedavg", given).keys() == {"lr", "epochs"}  # it has no lam
         assert search_ranges("ditto", given, ["lam"]).keys() == {"lam"}
         assert "lr" in search_ranges("pflego", given)
+
+    def test_the_page_has_them_all(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
+        rows = {}
+        for name in CATALOGUE:
+            if own := {n: searched.text for n, searched in search_ranges(name).items() if n != "lr"}:
+                rows[name] = f"| `{name}` | " + ", ".join(f"`{n}` {text}" for n, text in own.items()) + " |"
+        assert page.partition("| method | ranges |\n| --- | --- |\n")[2].startswith("\n".join(rows.values()) + "\n\n")
