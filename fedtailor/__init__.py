@@ -38,10 +38,11 @@ __all__ = [
     "reproduce",
     "resume",
     "run",
+    "tune",
 ]
 
 if TYPE_CHECKING:
-    from fedtailor.api import advise, compare, report, reproduce
+    from fedtailor.api import advise, compare, report, reproduce, tune
     from fedtailor.data import Dataset, federate, lazy
     from fedtailor.data import load as load_data
     from fedtailor.deploy.adapting import adapt
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from fedtailor.server.loop import ClientFailure
 
 _HOMES = {
-    "api": ("advise", "compare", "report", "reproduce"),
+    "api": ("advise", "compare", "report", "reproduce", "tune"),
     "data": ("Dataset", "federate", "lazy"),
     "deploy.adapting": ("adapt",),
     "deploy.exporting": ("export",),

@@ -1,8 +1,8 @@
-"""Studies of many runs as functions: `compare`, `advise`, `report`, `reproduce`, like the commands of these names."""
+"""Studies of many runs as functions: `compare`, `tune`, `advise`, `report`, `reproduce`, like the commands."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -20,8 +20,10 @@ from fedtailor.simulation import Objects
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.clients import ClientTable, client_table
-from fedtailor.studies.comparison import SEEDS, Comparing, make_comparison
+from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
 from fedtailor.studies.summary import Line, Summary, summarize
+from fedtailor.studies.trials import Budget, Trial, Tuned
+from fedtailor.studies.tuning import Tuner
 
 if TYPE_CHECKING:
     import pandas
@@ -103,6 +105,8 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     target: float | None = None,
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    tune: int | None = None,
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
@@ -113,26 +117,27 @@ def compare(
     """Run methods on the same clients with several seeds, and return the table that papers print.
 
     `grid` has lists of values for settings and parameters: every combination is a line. `target` is the accuracy to
-    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class. With
-    `out`, all is recorded there, and the same call goes on after an interrupt, or adds methods, seeds and values of the
-    grid; data, model and loss are then names. `on_run` is called with the title and result of each run.
+    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class, and
+    `method_settings` what one has in place of the settings of all, such as a learning rate of its own. `tune` is a
+    number of trials with which each method's settings are chosen on validation data first, with the first seed (see
+    `fedtailor.tune`). With `out`, all is recorded there, and the same call goes on after an interrupt, or adds methods,
+    seeds and values of the grid; data, model and loss are then names. `on_run` is called with the title and result of
+    each run.
     """
-    if "parameters" in settings:
-        raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
-    names, objects = names_and_objects(data, model, loss)
-    parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
-    asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
-    asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}, **settings}
+    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, settings)
+    asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
+    if out is not None and objects != Objects():
+        raise FedtailorError("A comparison that is recorded needs names for data, model and loss: leave out= away.")
+    if tune is not None:
+        comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
     if out is None:
         results = []
         for title, experiment in comparison.runs().items():
             results.append(run_experiment(experiment, objects))
             tell(title, results[-1])
-        return Table(summarize(results, target))
-    if objects != Objects():
-        raise FedtailorError("A comparison that is recorded needs names for data, model and loss: leave out= away.")
+        return Table(summarize(results, target, comparison.tuned))
     from fedtailor.reporting.tables import write_tables
 
     work = Comparing(comparison, Path(out))
@@ -143,6 +148,103 @@ def compare(
     summary = work.finish()
     write_tables(summary, work.out, work.extra)
     return Table(summary, work.failed)
+
+
+def _question(
+    methods: Sequence[str | type[Method]],
+    seeds: Sequence[int],
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | None,
+    data: Any,
+    model: Any,
+    loss: Any,
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], Objects]:
+    """Write what was asked for as a comparison's file has it, and return it with the objects in place of names."""
+    if "parameters" in settings:
+        raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
+    names, objects = names_and_objects(data, model, loss)
+    parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
+    of_methods = {_named(method): dict(own) for method, own in (method_settings or {}).items()}
+    asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
+    return {**asked, "settings": of_methods, **settings}, objects
+
+
+def _tuned(comparison: Comparison, trials: int, out: Path | None, objects: Objects) -> Comparison:
+    """Choose the settings of a comparison's methods, and return it with them."""
+    work = Tuner.of(comparison, trials, out, objects)
+    work.begin()
+    for method in comparison.methods:
+        work.tune(method)
+    return work.apply(comparison)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of tuning: each method's chosen settings, its trials, and the runs of the chosen settings.
+
+    `tuning["ditto"].settings` are those of one method. `parameters` and `settings` have those of all, as `compare`
+    takes them: `method_parameters=tuning.parameters, method_settings=tuning.settings`.
+    """
+
+    methods: tuple[Tuned, ...]
+    comparison: Comparison  # with the chosen settings; without methods of which all trials failed
+    budget: Budget
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        return self.comparison.parameters
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return self.comparison.own
+
+    def __getitem__(self, method: str) -> Tuned:
+        return {tuned.method: tuned for tuned in self.methods}[method]
+
+    def __iter__(self) -> Iterator[Tuned]:
+        return iter(self.methods)
+
+    def __repr__(self) -> str:
+        from fedtailor.reporting.tuned import plain_text
+
+        return plain_text(self.methods, str(self.budget))
+
+
+def tune(
+    methods: Sequence[str | type[Method]],
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    seeds: Sequence[int] = (0,),
+    ranges: Mapping[str, str] | None = None,
+    only: Sequence[str] | None = None,
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    data: str | Path | Dataset | Clients = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
+    out: str | Path | None = None,
+    on_trial: Callable[[str, Trial], None] | None = None,
+    **settings: Unpack[Settings],
+) -> Tuning:
+    """Choose the settings of methods on validation data, each with the same budget of trials (20) or seconds.
+
+    A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
+    or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
+    are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
+    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model and loss
+    are then names. `on_trial` is called with the method and each trial.
+    """
+    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, settings)
+    if out is not None and objects != Objects():
+        raise FedtailorError("A tuning that is recorded needs names for data, model and loss: leave out= away.")
+    work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
+    work.begin()
+    for method in work.comparison.methods:
+        work.tune(method, on_trial and partial(on_trial, method))
+    comparison = work.write()
+    return Tuning(tuple(work.finish(method) for method in work.comparison.methods), comparison, work.budget)
 
 
 def _named(method: Any) -> Any:

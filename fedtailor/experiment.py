@@ -29,6 +29,8 @@ EXECUTION_ONLY = {
     "engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard",
     "debug", "deadline",
 }  # fmt: skip
+# Where `tune` looks for settings of the experiment; a method declares the ranges of its own parameters.
+SEARCH = {"lr": "0.001..1:log"}
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
 

@@ -29,7 +29,9 @@ PATH_OF_SGD = {
 }
 BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
-__all__ = ["Batch", "Client", "Each", "Layout", "Mean", "Message", "Method", "Server", "State", "Total", "Uploads"]
+__all__ = [
+    "Batch", "Client", "Each", "Layout", "Mean", "Message", "Method", "Search", "Server", "State", "Total", "Uploads",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Each:
 
 
 Uploads = Mapping[str, Mean | Each]
+Search = Mapping[str, str | None]  # by parameter: "0.01..1:log", "1..10" or "a|b"; None: it is not searched
 
 
 class Total:
@@ -200,6 +203,7 @@ class Method(BaseModel):
     uploads: ClassVar[Uploads] = {"theta": Mean("samples")}  # what leaves a client, and how it is aggregated
     keeps_model: ClassVar[bool] = False  # a client that has trained predicts from its own state, without the broadcast
     refuses: ClassVar[Mapping[str, str]] = {}  # settings of the experiment that must keep their default, and why
+    search: ClassVar[Search] = {}  # the ranges in which `tune` looks for parameters, beside that of lr
 
     # --- at the server ---
 

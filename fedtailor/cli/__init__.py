@@ -23,6 +23,7 @@ COMMANDS = {
         "comparing",
         "Run methods on the same clients with several seeds, and print the table that papers print.",
     ),
+    "tune": ("tuning", "Choose each method's settings on validation data, with the same budget for all."),
     "report": (
         "reporting",
         "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",

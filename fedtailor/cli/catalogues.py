@@ -22,23 +22,34 @@ def _print_json(value: Any) -> None:
     typer.echo(json_text(value))
 
 
-def methods(json: Json = False) -> None:
-    """List the methods: what each does, its parameters, and what leaves a client."""
-    from fedtailor.method import describe_uploads
-    from fedtailor.methods import all_methods
+def methods(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="only these", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """List the methods: what each does, its parameters, and what leaves a client.
 
+    Behind a parameter stands the range in which `fedtailor tune` searches it.
+    """
+    from fedtailor.method import describe_uploads
+    from fedtailor.methods import CATALOGUE, find_method
+
+    found = {name: find_method(name) for name in names or CATALOGUE}
     rows: list[dict[str, Any]] = [
         {
             "name": name,
             "summary": (method.__doc__ or "").split("\n")[0],
             "parameters": {
-                key: {"default": getattr(method, key), "description": field.description}
+                key: {
+                    "default": getattr(method, key),
+                    "description": field.description,
+                    "search": method.search.get(key),
+                }
                 for key, field in type(method).model_fields.items()
             },
             "uploads": describe_uploads(method),
             "paper": method.paper,
         }
-        for name, method in all_methods().items()
+        for name, method in found.items()
     ]
     if json:
         _print_json(rows)
@@ -55,7 +66,11 @@ def methods(json: Json = False) -> None:
 
 def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """Name, summary, parameters, and what leaves a client: a line for each way in which the server sees it."""
-    parameters = [f"{name}={about['default']}: {about['description']}" for name, about in row["parameters"].items()]
+    parameters = [
+        f"{name}={about['default']}: {about['description']}"
+        + (f" (tuned in {about['search']})" * bool(about["search"]))
+        for name, about in row["parameters"].items()
+    ]
     uploads = row["uploads"]
     names = {seen: [name for name in uploads if uploads[name] == seen] for seen in uploads.values()}
     leaves = [f"{', '.join(names[seen])}: {seen}" for seen in names]

@@ -15,7 +15,7 @@ from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged,
 if TYPE_CHECKING:
     from fedtailor.server.loop import Loop
     from fedtailor.server.records import RoundRecord
-    from fedtailor.studies.comparison import Comparing
+    from fedtailor.studies.comparison import Comparing, Comparison
 
 FAILED = 1  # exit code: there is a table, but not all runs are in it
 
@@ -39,6 +39,21 @@ def compare(
         ),
     ] = None,
     assignments: Assignments = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            "--tune",
+            metavar="TRIALS",
+            help="choose each method's settings on validation data first, in so many trials",
+            show_default=False,
+        ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            "--settings", metavar="DIR|FILE", help="each method's settings, as `tune` chose them", show_default=False
+        ),
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -62,13 +77,15 @@ def compare(
 
     fedtailor compare grid.toml --out comparisons/grid
 
+    fedtailor compare fedavg ditto pgfed --tune 20 --data digits
+
     A file has the settings of an experiment file, and:
 
     methods = \\["local", "ditto"]   seeds = \\[0, 1, 2]
 
     \\[grid]   lr = \\[0.1, 0.01]   every combination is a line of the table
 
-    \\[parameters.ditto]   lam = 0.5
+    \\[parameters.ditto]   lam = 0.5   \\[settings.ditto]   lr = 0.05
 
     After Ctrl-C or a crash, the same command with the same --out goes on:
     what is finished is not run again. With more methods or seeds, it is
@@ -83,12 +100,19 @@ def compare(
     work: Comparing | None = None
     try:
         with out.status("setting up"):
-            comparison = make_comparison(_asked(what, settings, parse_assignments(assignments or []), seeds, target))
+            question = asked(what, settings, parse_assignments(assignments or []), tuned)
+            question |= {} if seeds is None else {"seeds": numbers(seeds)}
+            comparison = make_comparison(question if target is None else {**question, "target": target})
             stem = Path(str(comparison.settings["data"]).replace(":", "-")).stem
-            work = Comparing(comparison, to or new_directory(stem, "comparisons"))
+            place = to or new_directory(stem, "comparisons")
+            work = Comparing(comparison, place) if tune is None else None
+        if work is None:
+            work = Comparing(_tuned(comparison, tune, place), place)
+        with out.status("setting up"):
             todo, lines = work.todo(), dict[str, None]()
             work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared.setup]))))
-        print_setup(lines)
+        if tune is None:  # else it is said already
+            print_setup(lines)
         _perform(work, todo)
         summary = work.finish()
         write_tables(summary, work.out, work.extra)
@@ -107,8 +131,27 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-def _asked(
-    what: list[str], options: dict[str, Any], assignments: dict[str, Any], seeds: str | None, target: float | None
+def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Comparison":
+    """Choose the settings of each method with the first seed, and say what was chosen."""
+    from fedtailor.cli.tuning import begin, interrupted, perform
+    from fedtailor.reporting.tuned import in_one_line
+    from fedtailor.studies.tuning import Tuner
+
+    try:
+        with out.status("setting up"):
+            work = Tuner.of(comparison, trials, place)
+            begin(work)
+        with progress_bars() as bars:
+            perform(work, bars)
+    except KeyboardInterrupt:
+        interrupted(place)
+    for method in comparison.methods:
+        out.print(in_one_line(work.tuned(method)), highlight=False, soft_wrap=True)
+    return work.apply(comparison)
+
+
+def asked(
+    what: list[str], options: dict[str, Any], assignments: dict[str, Any], tuned: Path | None = None
 ) -> dict[str, Any]:
     """Put the command line's settings over those of the file or the methods."""
     from fedtailor.methods import method_class
@@ -124,8 +167,9 @@ def _asked(
     else:
         asked = {"methods": [word_settings(word)["method"] for word in what]}
     asked = merged(asked, options)
-    asked |= {} if seeds is None else {"seeds": _numbers(seeds)}
-    asked |= {} if target is None else {"target": target}
+    if tuned is not None:
+        asked = _with_settings(asked, tuned)
+    _refuse_twice(asked.get("settings"), options)
     named = asked["methods"] if isinstance(asked["methods"], list) else []
     methods = [method for method in named if isinstance(method, str)]
     fields = {method: method_class(method).model_fields for method in methods}
@@ -142,11 +186,37 @@ def _asked(
     return asked
 
 
+def _with_settings(asked: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Take the methods' settings from a tuning's directory or file. What is asked for beside them comes first."""
+    from fedtailor.studies.tuning import CHOSEN
+
+    found = read_experiment(path / CHOSEN if path.is_dir() else path)
+    for method in asked["methods"]:
+        if method not in found.get("methods", []):
+            raise FedtailorError(f"{path} has no settings of {method}: tune it too, or leave it out.")
+    for name in ("parameters", "settings"):
+        before, chosen = asked.get(name, {}), found.get(name, {})
+        if _is_sections(before) and _is_sections(chosen):
+            own = {method: {**chosen.get(method, {}), **before.get(method, {})} for method in asked["methods"]}
+            asked = {**asked, name: {method: values for method, values in own.items() if values}}
+    return {**asked, "tuned": found.get("tuned")}
+
+
+def _refuse_twice(sections: Any, options: dict[str, Any]) -> None:
+    """Refuse an option for all methods where one has a setting of its own."""
+    for method, own in sections.items() if _is_sections(sections) else ():
+        if twice := [name for name in own if name in options]:
+            raise FedtailorError(
+                f"{twice[0]} is {own[twice[0]]} for {method} by its own settings: leave --{twice[0].replace('_', '-')} "
+                "out, or those."
+            )
+
+
 def _is_sections(parameters: Any) -> bool:
     return isinstance(parameters, dict) and all(isinstance(own, dict) for own in parameters.values())
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     words = text.replace(",", " ").split()
     if not words or not all(word.isdecimal() for word in words):
         raise FedtailorError(f"--seeds takes whole numbers with commas between them, like 0,1,2, not {text!r}.")

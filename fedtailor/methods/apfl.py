@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Each, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class APFL(Method):
@@ -34,6 +34,7 @@ class APFL(Method):
 
     alpha: float = Field(0.5, ge=0, le=1, description="share of the local model in the mix, or its first value, α_i")
     adaptive: bool = Field(True, description="learn each client's α_i, or keep it fixed")
+    search: ClassVar[Search] = {"alpha": "0.1..0.9"}
 
     def start(self, server: Server) -> None:
         super().start(server)

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Message, Method
+from fedtailor.method import Client, Message, Method, Search
 
 
 class Ditto(Method):
@@ -23,6 +23,7 @@ class Ditto(Method):
     keeps_model: ClassVar[bool] = True
 
     lam: float = Field(0.5, ge=0, description="pull of the personal model towards the global one, λ")
+    search: ClassVar[Search] = {"lam": "0.01..2:log"}
 
     def train(self, client: Client, message: Message) -> Message:
         w, v = message["theta"], client.state.get("personal", client.initial)

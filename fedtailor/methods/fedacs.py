@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Each, Message, Method, Search, Server, Total, Uploads
 from fedtailor.schedule import Schedule, value_at
 
 
@@ -35,6 +35,7 @@ class FedACS(Method):
     server_step: Schedule = Field(1.0, description="step of the server towards the mix, α_k (Eq. 3; 1 is Eq. 4)")
     client_step: Schedule | None = Field(None, description="step of the clients, β_k; by default the experiment's lr")
     trained_only: bool = Field(False, description="compare and mix the models of clients that have trained alone")
+    search: ClassVar[Search] = {"quantile": "0.1..0.9"}
 
     def start(self, server: Server) -> None:
         n = server.n_clients  # all begin with the same model

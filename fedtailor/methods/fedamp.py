@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Each, Message, Method, Search, Server, Total, Uploads
 
 PULL = 0.05  # λ/α_k by default
 
@@ -48,6 +48,7 @@ class FedAMP(Method):
         None, gt=0, description="step of the server towards similar models, α_k [σ over the number of clients]"
     )
     sigma: float = Field(10.0, gt=0, description="squared distance over which attention falls to 1/e, σ")
+    search: ClassVar[Search] = {"sigma": "0.1..1000:log"}
 
     def start(self, server: Server) -> None:
         server.state["D"] = server.initial.new_zeros(server.n_clients, server.n_clients)  # ‖w_i − w_j‖²

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Uploads
 
 
 class FedBABU(Method):
@@ -35,6 +35,7 @@ class FedBABU(Method):
     head_start: Literal["network", "orthogonal"] = Field(
         "network", description="the fixed head: the network's initial one, or the orthogonal one nearest to it"
     )
+    search: ClassVar[Search] = {"tuning_epochs": "1..10"}
 
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class FedDyn(Method):
@@ -30,6 +30,7 @@ class FedDyn(Method):
     uploads: ClassVar[Uploads] = {"theta": Mean("equal")}
 
     alpha: float = Field(0.1, ge=0, description="weight of the dynamic regulariser, α")
+    search: ClassVar[Search] = {"alpha": "0.001..0.1:log"}
 
     def start(self, server: Server) -> None:
         super().start(server)

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Each, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Each, Message, Method, Search, Server, Total, Uploads
 
 
 class FedFomo(Method):
@@ -38,6 +38,7 @@ class FedFomo(Method):
     models: int = Field(5, ge=0, description="other clients' models that a participant gets, M")
     exploration: float = Field(0.3, ge=0, le=1, description="probability of a random model for the best one, ε")
     exploration_decay: float = Field(0.05, ge=0, description="by how much ε falls each round, down to 0")
+    search: ClassVar[Search] = {"models": "1..10"}
 
     def start(self, server: Server) -> None:
         server.state["P"] = torch.eye(server.n_clients, dtype=server.initial.dtype, device=server.initial.device)

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedtailor.method import Client, Message, Method
+from fedtailor.method import Client, Message, Method, Search
 
 
 class FedProx(Method):
@@ -17,6 +17,7 @@ class FedProx(Method):
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     mu: float = Field(0.1, ge=0, description="weight of the proximal term, μ")
+    search: ClassVar[Search] = {"mu": "0.001..1:log"}
 
     def train(self, client: Client, message: Message) -> Message:
         w = message["theta"]

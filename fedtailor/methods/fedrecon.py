@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.local.inputs import select
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class FedRecon(Method):
@@ -41,6 +41,7 @@ class FedRecon(Method):
         None, gt=0, description="learning rate of the reconstruction, η_r [the experiment's]"
     )
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server, η_s")
+    search: ClassVar[Search] = {"reconstruction_epochs": "1..10", "reconstruction_lr": "0.001..1:log"}
 
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Uploads
 
 
 class FedRep(Method):
@@ -42,6 +42,7 @@ class FedRep(Method):
     )
     refit: bool = Field(True, description="predict with a head fitted to the present body, as the release does")
     released_weights: bool = Field(False, description="weigh participants by their samples, as the release does")
+    search: ClassVar[Search] = {"lr": None, "max_lr": "0.001..0.1:log", "head_epochs": "1..10", "body_epochs": "1..5"}
 
     @property
     def uploads(self) -> Uploads:  # type: ignore[override]

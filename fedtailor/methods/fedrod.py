@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from fedtailor.errors import FedtailorError
 from fedtailor.local.optimizer import optimizer_step
-from fedtailor.method import Batch, Client, Message, Method
+from fedtailor.method import Batch, Client, Message, Method, Search
 
 
 class FedRoD(Method):
@@ -40,6 +40,7 @@ class FedRoD(Method):
     }
 
     gamma: float = Field(1.0, ge=0, description="power of the class sizes in the balanced softmax, γ (0: plain loss)")
+    search: ClassVar[Search] = {"gamma": "0..1"}
 
     def train(self, client: Client, message: Message) -> Message:
         weight, prior = linear_head(client).weight, self._prior(client)

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
-from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Each, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class IFCA(Method):
@@ -35,6 +35,7 @@ class IFCA(Method):
     uploads: ClassVar[Uploads] = {"theta": Mean("member"), "cluster": Each()}
 
     clusters: int = Field(2, ge=1, description="number of clusters, k")
+    search: ClassVar[Search] = {"clusters": "2..5"}
 
     def start(self, server: Server) -> None:
         theta = torch.stack([server.initial_for(j) for j in range(self.clusters)])

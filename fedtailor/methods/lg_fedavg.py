@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class LGFedAvg(Method):
@@ -33,6 +33,7 @@ class LGFedAvg(Method):
     uploads: ClassVar[Uploads] = {"shared": Mean("samples")}  # the model in warm rounds, then the head
 
     warm_rounds: int = Field(5, ge=0, description="rounds of FedAvg at the beginning")
+    search: ClassVar[Search] = {"warm_rounds": "0..10"}
 
     def start(self, server: Server) -> None:
         server.state["theta"] = server.initial  # the last body of the warm rounds, and the shared head

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedtailor.errors import FedtailorError
-from fedtailor.method import Batch, Client, Message, Method
+from fedtailor.method import Batch, Client, Message, Method, Search
 
 
 class MOON(Method):
@@ -32,6 +32,7 @@ class MOON(Method):
 
     mu: float = Field(0.1, ge=0, description="weight of the contrastive loss, μ")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive loss, τ")
+    search: ClassVar[Search] = {"mu": "0.1..10:log"}
 
     def train(self, client: Client, message: Message) -> Message:
         w = message["theta"]

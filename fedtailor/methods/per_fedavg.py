@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Batch, Client, Message, Method
+from fedtailor.method import Batch, Client, Message, Method, Search
 
 
 class PerFedAvg(Method):
@@ -32,6 +32,7 @@ class PerFedAvg(Method):
 
     inner_lr: float = Field(0.1, ge=0, description="learning rate of the adaptation step, α")
     first_order: bool = Field(True, description="leave the Hessian out of the meta-gradient, FO")
+    search: ClassVar[Search] = {"inner_lr": "0.001..0.5:log"}
 
     def train(self, client: Client, message: Message) -> Message:
         theta = message["theta"]

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
-from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Each, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class PFedMB(Method):
@@ -45,6 +45,7 @@ class PFedMB(Method):
     )
     per_layer: bool = Field(True, description="weights of its own for each layer, or one set for all layers")
     alpha_weighted: bool = Field(True, description="average branches by samples and α (Eq. 5), or by samples (Eq. 6)")
+    search: ClassVar[Search] = {"branches": "2..10", "alpha_lr": "0.01..1:log"}
 
     def start(self, server: Server) -> None:
         W = torch.stack([server.initial_for(branch) for branch in range(self.branches)])

@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class PFedMe(Method):
@@ -39,6 +39,7 @@ class PFedMe(Method):
     prox_steps: int = Field(5, ge=1, description="gradient steps towards the prox point on each batch, K")
     outer_lr: float = Field(0.5, ge=0, description="learning rate of w_i, η (with λ: its share ηλ of the way to θ̃)")
     beta: float = Field(1.0, ge=0, description="step of the server towards the mean of the w_i, β")
+    search: ClassVar[Search] = {"lam": "0.1..15:log", "outer_lr": "0.005..1:log"}
 
     def train(self, client: Client, message: Message) -> Message:
         w = theta = message["theta"]

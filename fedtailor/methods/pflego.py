@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 from fedtailor.schedule import Schedule, value_at
 
 
@@ -49,6 +49,7 @@ class PFLEGO(Method):
     head_start: Literal["network", "uniform"] = Field(
         "network", description="a head's initial values: the network's, or uniform in [0, 1) as in the release"
     )
+    search: ClassVar[Search] = {"lr": None, "head_lr": "0.001..3:log", "joint_lr": "0.001..3:log"}
 
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]

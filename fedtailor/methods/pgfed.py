@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedtailor.method import Client, Each, Mean, Message, Method, Server, State, Total, Uploads
+from fedtailor.method import Client, Each, Mean, Message, Method, Search, Server, State, Total, Uploads
 
 
 class PGFed(Method):
@@ -37,6 +37,7 @@ class PGFed(Method):
     mu: float = Field(0.01, ge=0, description="weight of the others' risks, μ (release: 0.1)")
     alpha_lr: float = Field(0.01, ge=0, description="learning rate of the α_ij, η₂")
     alpha_max: float | None = Field(None, ge=0, description="ceiling of the α_ij; none by default, as in the paper")
+    search: ClassVar[Search] = {"mu": "0.001..0.1:log", "alpha_lr": "0.001..0.1:log"}
 
     def start(self, server: Server) -> None:
         super().start(server)

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client
+from fedtailor.method import Client, Search
 from fedtailor.methods.pgfed import PGFed
 
 
@@ -19,6 +19,7 @@ class PGFedMo(PGFed):
     name: ClassVar[str] = "pgfedmo"
 
     beta: float = Field(0.5, ge=0, lt=1, description="momentum of the auxiliary gradient, β")
+    search: ClassVar[Search] = {**PGFed.search, "beta": "0..0.9"}
 
     def auxiliary_gradient(self, client: Client, g_tilde: Tensor) -> Tensor:
         if not self.beta:

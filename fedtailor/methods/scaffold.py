@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import PATH_OF_SGD, Client, Mean, Message, Method, Server, Total, Uploads
+from fedtailor.method import PATH_OF_SGD, Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class SCAFFOLD(Method):
@@ -36,6 +36,7 @@ class SCAFFOLD(Method):
 
     server_lr: float = Field(1.0, gt=0, description="the server's step, η_g")
     full_gradient: bool = Field(False, description="c_i is the gradient at the global model: option I in place of II")
+    search: ClassVar[Search] = {"server_lr": "0.1..1:log"}
 
     @property
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]

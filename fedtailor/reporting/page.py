@@ -57,7 +57,7 @@ class Report:
 
 def prepare(runs: Runs) -> Report:
     """Make all figures and notes of these runs; refuse runs that cannot be compared."""
-    summary = summarize(runs.results, runs.target)
+    summary = summarize(runs.results, runs.target, runs.tuned)
     look = styles([(line.title, line.method) for line in summary.lines])
     notes = [*_notes(runs)]
     sections = [Section("curves", "Learning curves", general.curves(summary, look))]

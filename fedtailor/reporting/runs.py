@@ -24,6 +24,7 @@ class Runs:
     broken: dict[Path, str] = field(default_factory=dict)
     methods: list[str] = field(default_factory=lambda: [*CATALOGUE])  # in the order in which they are shown
     target: float | None = None  # the accuracy that a comparison asked for
+    tuned: str | None = None  # how its settings were chosen
 
     @property
     def unfinished(self) -> list[RunResult]:
@@ -37,7 +38,7 @@ def read_runs(directories: Sequence[Path]) -> Runs:
         if not directory.is_dir():
             raise FedtailorError(f"There is no directory {directory}: name run directories, or what contains them.")
         if len(directories) == 1 and (directory / COMPARISON).is_file():
-            runs.methods, runs.target = _asked(directory / COMPARISON)
+            runs.methods, runs.target, runs.tuned = _asked(directory / COMPARISON)
         for path in _below(directory):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
@@ -53,15 +54,16 @@ def read_runs(directories: Sequence[Path]) -> Runs:
     return runs
 
 
-def _asked(path: Path) -> tuple[list[str], float | None]:
-    """Read the methods of a comparison in their order, and its target. Its methods need not be importable here."""
+def _asked(path: Path) -> tuple[list[str], float | None, str | None]:
+    """Read the methods of a comparison in their order, its target, and how its settings were chosen. Its methods need
+    not be importable here."""
     asked = read_experiment(path)
     methods, target = asked.get("methods"), asked.get("target")
     if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
         raise FedtailorError(f"{path} is no comparison: its methods are {methods!r:.50}, no list of names.")
     if not (target is None or (isinstance(target, int | float) and 0 < target <= 1)):
         raise FedtailorError(f"{path} is no comparison: its target is {target!r:.50}, no accuracy.")
-    return methods, target
+    return methods, target, None if asked.get("tuned") is None else str(asked["tuned"])
 
 
 def _below(directory: Path) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from fedtailor.reporting.clients import clients_csv
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
 from fedtailor.studies.clients import client_table
+from fedtailor.studies.measures import validation_in_words
 from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
 from fedtailor.text import SafeConsole, human_bytes, percent, plain_table, spreadsheet_cell, visible
 
@@ -32,6 +33,8 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
     result: list[tuple[str, Cell]] = [("accuracy", lambda line: _spread(line.accuracy, line.accuracy_std))]
     if all(line.accuracy is None for line in lines):
         result = [("loss", lambda line: "–" if line.loss is None else f"{line.loss:.4f}")]
+    if any(line.chosen for line in lines):
+        result.append(("validation", _validation))
     if any(line.p is not None for line in lines):
         result.append(("vs best", _versus_best))
     if any(line.gain is not None for line in lines):
@@ -60,6 +63,10 @@ def _spread(mean: float | None, std: float | None, sign: str = "") -> str:
         return "–"
     text = f"{100 * mean:{sign}.2f}".replace("-", "−")
     return text if std is None else f"{text} ± {100 * std:.2f}"
+
+
+def _validation(line: Line) -> str:
+    return validation_in_words(line.validation) + (" ✓" if line.chosen else "")
 
 
 def _versus_best(line: Line) -> str:
@@ -163,7 +170,7 @@ _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "≈": r"$\approx$",
-        "×": r"$\times$", "≥": r"$\geq$", "−": "$-$", "–": "--", "|": r"\textbar{}",
+        "×": r"$\times$", "≥": r"$\geq$", "−": "$-$", "–": "--", "✓": r"$\surd$", "|": r"\textbar{}",
     }
 )  # fmt: skip
 

@@ -3,13 +3,14 @@
 comparison.toml    the question: all methods, seeds and settings
 runs.json          every run's title, with its directory and its number of rounds
 runs/              a run directory for each method, choice of settings and seed
+tuning/            how the methods' settings were chosen, if they were
 
 Whoever asked for it writes the table beside them (`reporting.tables.write_tables`).
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -42,6 +43,7 @@ from fedtailor.studies.summary import Summary, summarize
 
 Settings = dict[str, Any]
 FILE, RUNS, RESULT = "comparison.toml", "runs.json", "result.json"
+TUNED = "tuning"  # the directory in which the methods' settings are chosen before the runs begin
 SEEDS = (0, 1, 2)
 # What differs from a single run: a crash costs one round, and no method wins by a lucky last round.
 DEFAULTS: Settings = {"checkpoint_every": 1, "evaluation": {"choose": "last-5"}}
@@ -59,62 +61,74 @@ class Comparison:
     parameters: dict[str, Settings]  # of each method, complete
     grid: dict[str, list[Any]]  # values of settings and parameters
     target: float | None = None  # the accuracy to which rounds and bytes are counted
+    own: dict[str, Settings] = field(default_factory=dict)  # settings of one method in place of those of all
+    tuned: str | None = None  # how these were chosen, if by `tune`
 
     def written(self) -> Settings:
         """Return all settings as the file has them."""
-        own = {"methods": list(self.methods), "seeds": list(self.seeds), "target": self.target}
-        return {**own, **self.settings, "grid": self.grid, "parameters": self.parameters}
+        asked = {"methods": list(self.methods), "seeds": list(self.seeds), "target": self.target, "tuned": self.tuned}
+        return {**asked, **self.settings, "grid": self.grid, "settings": self.own, "parameters": self.parameters}
 
     def runs(self) -> dict[str, Experiment]:
         """Return all experiments by title, each once, those of one seed (and so of the same data) together."""
         found: dict[str, tuple[str, Experiment]] = {}
         for seed, method, values in product(self.seeds, self.methods, product(*self.grid.values())):
             chosen = dict(zip(self.grid, values, strict=True))
-            experiment, varied = self._experiment(method, seed, chosen)
+            experiment, varied = self.experiment(method, seed, chosen)
             title = ", ".join([method, *(f"{n}={v}" for n, v in varied.items()), f"seed {seed}"])
             found.setdefault(run_name(experiment), (title, experiment))
         return dict(found.values())
 
-    def _experiment(self, method: str, seed: int, chosen: Settings) -> tuple[Experiment, Settings]:
-        """Make the experiment of one run, and return it with the grid's values that apply to it: other methods'
+    def experiment(self, method: str, seed: int, chosen: Settings) -> tuple[Experiment, Settings]:
+        """Make the experiment of one run, and return it with the chosen values that apply to it: other methods'
         parameters do not."""
         known = method_class(method).model_fields
         own = {name: value for name, value in chosen.items() if name in known}
         tuning = {name: value for name, value in chosen.items() if name == TUNING and name not in own}
         common = {n: v for n, v in chosen.items() if n not in own and n in Experiment.model_fields}
-        settings = {**self.settings, **common, "method": method, "seed": seed}
+        settings = merged(self.settings, in_sections(self.own.get(method, {})))
+        settings |= {**common, "method": method, "seed": seed}
         settings["parameters"] = {**self.parameters.get(method, {}), **own}
         settings["evaluation"] = {**settings["evaluation"], **tuning}
         return make_experiment(settings), {**own, **common, **tuning}
 
 
 def make_comparison(asked: Mapping[str, Any]) -> Comparison:
-    """Make a comparison from an experiment's settings and `methods`, `seeds`, `grid`, `target`, and the `parameters` of
-    each method. The first wrong one is named in the error."""
+    """Make a comparison from an experiment's settings and `methods`, `seeds`, `grid`, `target`, `tuned`, and the
+    `parameters` and `settings` of each method. The first wrong one is named in the error."""
     for name in ("method", "seed"):
         if name in asked:
             raise FedtailorError(f"A comparison has {name}s (a list), not {name}.")
     methods = _distinct("methods", asked.get("methods"), str)
     seeds = _distinct("seeds", asked.get("seeds", list(SEEDS)), int)
     fields = {method: method_class(method).model_fields for method in methods}
-    given = asked.get("parameters", {})
-    if not isinstance(given, dict) or not all(isinstance(of_method, dict) for of_method in given.values()):
-        raise FedtailorError("The parameters of a comparison stand in a section for each method: [parameters.METHOD].")
-    for name in given:
-        if name not in methods:
-            raise unknown("method of this comparison", name, methods)
+    given, own = (_sections(section, asked.get(section, {}), methods) for section in ("parameters", "settings"))
+    for name in (name for of_method in own.values() for name in of_method if name != TUNING):
+        check_varied(name, set(), "The settings of one method")
     parameters = {m: find_method(m, given.get(m)).model_dump(exclude_none=True) for m in methods}
-    rest = {n: v for n, v in asked.items() if n not in ("methods", "seeds", "grid", "parameters", "target")}
+    ours = ("methods", "seeds", "grid", "parameters", "settings", "target", "tuned")
+    rest = {n: v for n, v in asked.items() if n not in ours}
     rest = merged(DEFAULTS, in_sections(rest))
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
     each = {"lr"} if "optimizer" in grid and "lr" not in rest else set()  # every optimiser has a default of its own
     complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters", *each})
-    comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")))
+    tuned = None if asked.get("tuned") is None else str(asked["tuned"])
+    comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")), own, tuned)
     if (runs := len(methods) * len(seeds) * prod(map(len, grid.values()))) > MOST_RUNS:
         raise FedtailorError(f"The comparison would have {runs:,} runs, more than {MOST_RUNS:,}: ask for fewer.")
     for experiment in comparison.runs().values():  # every value of the grid is looked at
         find_method(experiment.method, experiment.parameters)
     return comparison
+
+
+def _sections(name: str, given: Any, methods: tuple[str, ...]) -> dict[str, Settings]:
+    """Check that there is nothing but a section for each method."""
+    if not isinstance(given, dict) or not all(isinstance(of_method, dict) for of_method in given.values()):
+        raise FedtailorError(f"The {name} of a comparison stand in a section for each method: [{name}.METHOD].")
+    for method in given:
+        if method not in methods:
+            raise unknown("method of this comparison", method, methods)
+    return given
 
 
 def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
@@ -141,26 +155,33 @@ def _grid(asked: Any, parameters: set[str]) -> dict[str, list[Any]]:
         raise FedtailorError("The grid of a comparison is a section: [grid] with lines like lr = [0.1, 0.01].")
     for name, values in asked.items():
         if name not in parameters and name != TUNING:
-            _check_varied(name, parameters)
+            check_varied(name, parameters)
         if not isinstance(values, list) or not values:
             raise FedtailorError(f"The grid's {name} must be a list of values, not {shown(values)}.")
     return asked
 
 
-def _check_varied(name: str, parameters: set[str]) -> None:
+def check_varied(name: str, parameters: set[str], who: str = "The grid") -> None:
     """Refuse a setting in which the lines of one table may not differ."""
     if name not in Experiment.model_fields:
         raise unknown("setting or parameter", name, [*Experiment.model_fields, TUNING, *parameters])
     if name in ("method", "seed", "parameters"):
         instead = {"method": "methods = [...]", "seed": "seeds = [...]", "parameters": "the parameters' own names"}
-        raise FedtailorError(f"The grid cannot vary {name}: give {instead[name]}.")
+        raise FedtailorError(f"{who} cannot vary {name}: give {instead[name]}.")
     if name in EXECUTION_ONLY or name == "observe_every":
-        raise FedtailorError(f"The grid cannot vary {name}, as it does not change the numbers.")
+        raise FedtailorError(f"{who} cannot vary {name}, as it does not change the numbers.")
     if name in DATA_SETTINGS or name in ("evaluation", "dtype"):
         hint = f"of the evaluation only {TUNING} may vary" if name == "evaluation" else "make a comparison for each"
         raise FedtailorError(
-            f"The grid cannot vary {name}, as the lines of a table need the same clients and protocol: {hint}."
+            f"{who} cannot vary {name}, as the lines of a table need the same clients and protocol: {hint}."
         )
+
+
+def check_place(out: Path) -> None:
+    """Refuse a directory with something else in it than a comparison that was killed before its question was written
+    down."""
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {f"{FILE}.tmp", TUNED}):
+        raise FedtailorError(f"{out} exists already and is not a comparison: choose another --out.")
 
 
 class Comparing:
@@ -176,9 +197,7 @@ class Comparing:
     def _check_directory(self) -> None:
         """Refuse a directory of something else, or of a comparison with runs that this one does not have."""
         if not (self.out / FILE).is_file():
-            beginning = {f"{FILE}.tmp"}  # of one that was killed before its question was written down
-            if self.out.exists() and (not self.out.is_dir() or {path.name for path in self.out.iterdir()} - beginning):
-                raise FedtailorError(f"{self.out} exists already and is not a comparison: choose another --out.")
+            check_place(self.out)
             return
         if not planned_runs(self.out).keys() <= {self.path(title) for title in self.runs}:
             before = read_experiment(self.out / FILE)  # as it was written: its methods may be anybody's code
@@ -193,8 +212,16 @@ class Comparing:
                     f"{self.out} has {lost[0]} among its {what}: a comparison can only get more of them, so name it "
                     "too, or choose another --out."
                 )
-        may_differ = {*EXECUTION_ONLY, "target", "methods", "seeds", *(name for name in before if "grid." in name)}
-        may_differ |= {name for name in now if name.startswith("parameters.") and name not in before}  # a new method's
+        may_differ = {
+            *EXECUTION_ONLY,
+            "target",
+            "tuned",
+            "methods",
+            "seeds",
+            *(name for name in before if "grid." in name),
+        }
+        of_method = ("parameters.", "settings.")
+        may_differ |= {name for name in now if name.startswith(of_method) and name not in before}  # a new method's
         differ = (name for name in (*now, *before) if name not in may_differ and before.get(name) != now.get(name))
         if (first := next(differ, None)) is None:
             return FedtailorError(f"{self.out} has runs of another comparison: choose another --out.")
@@ -245,7 +272,7 @@ class Comparing:
         results = [result for title in self.runs if (result := done(self.path(title))) is not None]
         if not results:
             raise FedtailorError(f"No run came to its end: {next(iter(self.failed.values()), 'none was begun.')}")
-        return summarize(results, self.comparison.target)
+        return summarize(results, self.comparison.target, self.comparison.tuned)
 
     @property
     def extra(self) -> Plain:

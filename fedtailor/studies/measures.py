@@ -5,6 +5,7 @@ from statistics import fmean
 
 from fedtailor.result import RunResult
 from fedtailor.server.evaluation import LAST, averages
+from fedtailor.server.records import Averages
 
 Accuracies = dict[int, float]  # by client
 
@@ -95,3 +96,18 @@ def holm(ps: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(ps) - rank) * ps[place]))
         corrected[place] = least
     return corrected
+
+
+def validation_value(record: Averages) -> float | None:
+    """Return what settings are chosen by, more being better: the accuracy on validation data or, where there is none,
+    the negative loss; None if there is neither."""
+    if record.validation_accuracy is not None:
+        return record.validation_accuracy
+    return None if record.validation_loss is None else -record.validation_loss
+
+
+def validation_in_words(value: float | None) -> str:
+    """Write such a value as a table has it: an accuracy in percent, or a loss."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f}" if value >= 0 else f"{-value:.4f}"

@@ -5,6 +5,7 @@ Each run has a directory of its own: a finished one is not run again, and one th
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def run_name(experiment: Experiment) -> str:
 class PreparedRuns:
     """Prepares runs one after the other. Those on the same data share them."""
 
-    def __init__(self) -> None:
+    def __init__(self, objects: Objects | None = None) -> None:
+        self._objects = objects or Objects()
         self._data: dict[str, FederatedData] = {}
         self._changes: list[int | None] = []
 
@@ -48,9 +50,13 @@ class PreparedRuns:
             known = self._data.get(key)
             if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
                 self._data.clear()  # one data set in memory is enough: runs come ordered by their data
-                known = self._data[key] = partition_data(experiment)
+                known = self._data[key] = self._partitioned(experiment)
                 self._changes = changes(known.x, known.y)
-            return prepare(experiment, Objects(data=self._data[key]))
+            return prepare(experiment, replace(self._objects, data=self._data[key]))
+
+    def _partitioned(self, experiment: Experiment) -> FederatedData:
+        given = self._objects.data
+        return given if isinstance(given, FederatedData) else partition_data(experiment, given)
 
 
 def done(path: Path, enough: Enough | None = None) -> RunResult | None:

@@ -23,6 +23,7 @@ from fedtailor.studies.measures import (
     passes,
     samples_per_second,
     until,
+    validation_value,
     wilcoxon,
 )
 
@@ -55,6 +56,8 @@ class Line:
     losing: float | None = None  # clients worse than with Local, mean over seeds
     clients: int | None = None  # of which so many were compared
     speed_up: float | None = None  # in rounds to the target, over the slowest line that reaches it
+    validation: float | None = None  # what settings are chosen by, more being better: mean over seeds
+    chosen: bool | None = None  # by it, among the lines of the method; None if there is no choice
     p: float | None = None  # of the difference from the best line, corrected; None for the best itself
     best: bool = False
     second: bool = False
@@ -86,6 +89,7 @@ class Summary:
     lines: tuple[Line, ...]
     target: float | None
     base: str | None  # the line of Local that gains are measured against
+    tuned: str | None = None  # how the methods' settings were chosen, if by `tune`
 
     @property
     def best(self) -> Line | None:
@@ -105,10 +109,11 @@ class Summary:
 # --- the numbers ---
 
 
-def summarize(results: Sequence[RunResult], target: float | None = None) -> Summary:
+def summarize(results: Sequence[RunResult], target: float | None = None, tuned: str | None = None) -> Summary:
     """Summarize comparable runs, in the order in which their methods and settings first appear.
 
-    The target accuracy, unless given, is that of the worst run, rounded down to a whole percent.
+    The target accuracy, unless given, is that of the worst run, rounded down to a whole percent. `tuned` says how the
+    methods' settings were chosen, if by `tune`.
     """
     if not results:
         raise FedtailorError("There is no run to make a table of.")
@@ -120,9 +125,9 @@ def summarize(results: Sequence[RunResult], target: float | None = None) -> Summ
         target = math.floor(100 * min(found) + 1e-9) / 100 if found else None
     groups = _groups(results)
     lines = [_line(group, settings, target or None) for group, settings in zip(groups, _varied(groups), strict=True)]
-    lines, base = _with_gains(lines)
+    lines, base = _with_gains(_with_choice(lines))
     lines = _with_significance(_with_speed_up(_ranked(lines)))
-    return Summary(_title(results), tuple(lines), target or None, base)
+    return Summary(_title(results), tuple(lines), target or None, base, tuned)
 
 
 def check_comparable(results: Sequence[RunResult]) -> None:
@@ -235,6 +240,7 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         bytes=fmean(sum(record.bytes for record in result.rounds) for result in results),
         failed=fmean(len(result.failures) for result in results),
         failed_always=fmean(sum(f == n for f, n in result.failures.values()) for result in results),
+        validation=_mean(validation_value(record) if record else None for record in chosen),
     )
 
 
@@ -242,12 +248,30 @@ def _plain_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _with_choice(lines: list[Line]) -> list[Line]:
+    """Choose one of each method's lines by its value on validation data, the first of equals. With and without
+    fine-tuning it is two methods."""
+    groups: dict[tuple[str, int], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line.method, line.results[0].experiment.evaluation.fine_tune), []).append(line)
+    chosen = dict[str, bool]()
+    for group in groups.values():
+        if len(group) > 1 and all(line.validation is not None for line in group):
+            best = max(group, key=lambda line: line.validation or 0.0)
+            chosen |= {line.title: line is best for line in group}
+    return [replace(line, chosen=chosen.get(line.title)) for line in lines]
+
+
 def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
-    """Add the gain of every line over the best line of Local on the same seeds, and return the title of that."""
-    local = [line for line in lines if line.method == "local" and line.accuracy is not None]
+    """Add the gain of every line over the best line of Local on the same seeds, and return the title of that. If there
+    are several, the best is the one on validation data, where there are any."""
+    local = [
+        line for line in lines if line.method == "local" and line.accuracy is not None and line.chosen is not False
+    ]
     if not local:
         return lines, None
-    base = max(local, key=lambda line: line.accuracy or 0)
+    validated = all(line.validation is not None for line in local)
+    base = max(local, key=lambda line: (line.validation if validated else line.accuracy) or 0.0)
     of_seed = {result.experiment.seed: result for result in base.results}
     return [_gained(line, of_seed) if line is not base else line for line in lines], base.title
 
@@ -268,12 +292,16 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
 
 
 def _ranked(lines: list[Line]) -> list[Line]:
-    """Mark the best line and the second, by mean accuracy; equals share a place."""
-    places = sorted({line.accuracy for line in lines if line.accuracy is not None}, reverse=True)
+    """Mark the best line and the second, by mean accuracy; equals share a place. Lines that were not chosen on
+    validation data have none."""
+    places = sorted({line.accuracy for line in lines if line.accuracy is not None and line.chosen is not False})
     if len(lines) < 2 or not places:
         return lines
+    first, second = places[-1], places[-2] if len(places) > 1 else None
     return [
-        replace(line, best=line.accuracy == places[0], second=len(places) > 1 and line.accuracy == places[1])
+        replace(line, best=line.accuracy == first, second=second is not None and line.accuracy == second)
+        if line.chosen is not False
+        else line
         for line in lines
     ]
 
@@ -289,7 +317,8 @@ def _with_significance(lines: list[Line]) -> list[Line]:
     best = next((line for line in lines if line.best), None)
     if best is None:
         return lines
-    raw = {place: wilcoxon(*_paired(line, best)) for place, line in enumerate(lines) if line is not best}
+    others = {place: line for place, line in enumerate(lines) if line is not best and line.chosen is not False}
+    raw = {place: wilcoxon(*_paired(line, best)) for place, line in others.items()}
     tested = {place: p for place, p in raw.items() if p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     return [replace(line, p=corrected.get(place)) for place, line in enumerate(lines)]
@@ -328,6 +357,10 @@ def _sentences(summary: Summary) -> Iterable[str]:
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
     yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words()
+    if summary.tuned is not None:
+        yield f"Settings chosen on validation data ({summary.tuned})."
+    if any(line.chosen for line in lines):
+        yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
     seeds = {line.seeds for line in lines}
     if len(seeds) > 1:
         yield "Lines differ in their seeds: what is compared is of the seeds that both have."

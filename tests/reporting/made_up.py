@@ -21,6 +21,7 @@ def made_up(
     *,
     rounds: int | None = None,
     fingerprint: str = "",
+    validation_accuracy: float | None = None,
     **settings: Any,
 ) -> ft.RunResult:
     """A run whose clients had these accuracies, round by round; 100 bytes up, 50 down and half a second a round."""
@@ -52,7 +53,7 @@ def made_up(
             "accuracy": fmean(known) if known else None,
             "accuracy_std": pstdev(known) if known else None,
             "accuracy_worst_decile": fmean(known[: max(1, len(known) // 10)]) if known else None,
-            "validation_accuracy": None,
+            "validation_accuracy": validation_accuracy,
             "validation_loss": None,
             "loss": 1 / number,
             "balanced_accuracy": None,

@@ -177,6 +177,36 @@ class TestLines:
         assert made.base == "local, lr=0.1"
         assert [line.gain for line in made.lines] == [None, pytest.approx(-0.2), *[pytest.approx(0.1)] * 2]
 
+    def test_of_several_lines_validation_chooses_and_test_does_not(self, tmp_path: Path) -> None:
+        """The rates that are better on test data are worse on validation data."""
+        chosen = {("local", 0.1): (0.5, 0.9), ("local", 0.01): (0.6, 0.8), ("ditto", 0.1): (0.9, 0.6)}
+        chosen |= {("ditto", 0.01): (0.7, 0.7), ("fedavg", 0.1): (0.65, 0.5)}
+        results = [
+            made_up(tmp_path / f"{method}{lr}", method, [[test, test]], lr=lr, validation_accuracy=validation)
+            for (method, lr), (test, validation) in chosen.items()
+        ]
+        made = summarize(results)
+        assert [line.chosen for line in made.lines] == [True, False, False, True, None]
+        assert made.base == "local, lr=0.1"
+        assert made.best is not None
+        assert made.best.title == "ditto, lr=0.01"
+        assert [line.second for line in made.lines] == [False, False, False, False, True]
+        assert [line.p is None for line in made.lines] == [False, True, True, True, False]
+        assert "Holm for 2 comparisons" in made.caption
+        assert "✓: the line of its method that validation data choose; only chosen lines are ranked" in made.caption
+        lines = [line for line in markdown(made).splitlines() if line.startswith("|")][2:]
+        rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines]
+        assert [row[2] for row in rows] == ["90.00 ✓", "80.00", "60.00", "70.00 ✓", "50.00"]
+        assert [row[1] for row in rows] == ["50.00", "60.00", "90.00", "**70.00**", "<u>65.00</u>"]
+        assert r"70.00 $\surd$" in latex(made)
+
+    def test_with_and_without_fine_tuning_is_no_choice_of_settings(self, tmp_path: Path) -> None:
+        results = [
+            made_up(tmp_path / f"{n}", "fedavg", [[0.5]], validation_accuracy=0.5 + n / 10, evaluation={"fine_tune": n})
+            for n in (0, 1)
+        ]
+        assert [line.chosen for line in summarize(results).lines] == [None, None]
+
     def test_lines_with_other_seeds_are_compared_on_the_common_ones(self, tmp_path: Path) -> None:
         local = [made_up(tmp_path / f"l{seed}", "local", [[0.5]], seed) for seed in (0, 1)]
         ditto = [made_up(tmp_path / f"d{seed}", "ditto", [[0.4 + 0.2 * seed]], seed) for seed in (1, 2)]

@@ -1,0 +1,370 @@
+"""Tuning: what is chosen and by what, when trials end, and how it goes on."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import make_experiment, read_experiment
+from fedtailor.files import seal
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import RoundRecord
+from fedtailor.simulation import Objects, partition_data
+from fedtailor.studies.comparison import make_comparison
+from fedtailor.studies.trials import Budget, Trial
+from fedtailor.studies.tuning import LATE, WORSE, Tuner
+from fedtailor.transport import Transport
+from tests.helpers import Quadratic, mean_output
+from tests.killing import killed_while_writing
+
+SMALL: dict[str, Any] = {
+    **{"clients": 4, "rounds": 4, "epochs": 1, "model": "mlp:16", "engine": "in-process"},
+    **{"max_train": 60, "validation": 0.2, "lr": 0.1},
+}
+
+
+def tuner(out: Path | None = None, trials: int | None = 3, **asked: Any) -> Tuner:
+    how = {name: asked.pop(name) for name in ("ranges", "only", "objects") if name in asked}
+    budget = Budget(trials, asked.pop("seconds", None))
+    comparison = make_comparison({"methods": ["ditto"], "seeds": [0], **SMALL, **asked})
+    return Tuner(comparison, budget, out=out, **how)
+
+
+def tried(work: Tuner, **callbacks: Any) -> dict[str, list[Trial]]:
+    """The trials of all methods, without their times."""
+    work.begin()
+    methods = [work.tune(method, **callbacks) for method in work.comparison.methods]
+    return {tuned.method: [replace(trial, seconds=0.0) for trial in tuned.trials] for tuned in methods}
+
+
+# --- a quadratic, of which everything is known ---
+
+CURVATURE, ROUNDS = 0.8, 6
+CENTRE = torch.tensor([3.0, -1.0], dtype=torch.float64)
+
+
+def quadratic() -> list[tuple[Tensor, Tensor]]:
+    """Three clients with ten samples of the same quadratic ½ h ‖θ − c‖²."""
+    row = torch.cat([CENTRE, (CURVATURE * torch.eye(2, dtype=torch.float64)).flatten()])
+    return [(row.repeat(10, 1), torch.zeros(10, dtype=torch.float64))] * 3
+
+
+def loss_after(lr: float, rounds: int) -> float:
+    """Gradient descent from 0 brings θ − c down by the factor 1 − lr h in each step."""
+    return float(0.5 * CURVATURE * (1 - lr * CURVATURE) ** (2 * rounds) * (CENTRE @ CENTRE))
+
+
+def tune_quadratic(**how: Any) -> Any:
+    settings = {"steps": 1, "batch": "full", "dtype": "float64", "rounds": ROUNDS, "choose": "last", "validation": 0.2}
+    settings |= {"engine": "in-process", "data": quadratic(), "model": Quadratic(2), "loss": mean_output}
+    return ft.tune(["fedavg"], **{**settings, **how})
+
+
+class TestClosedForm:
+    def test_the_better_of_two_settings_is_found(self) -> None:
+        found = tune_quadratic(lr=0.1, ranges={"lr": "0.1|1.2"}, trials=6)["fedavg"]
+        assert found.settings == {"lr": 1.2}
+        assert {trial.settings["lr"] for trial in found.trials} == {0.1, 1.2}
+        assert found.before == pytest.approx(-loss_after(0.1, ROUNDS), rel=1e-9)
+        assert found.validation == pytest.approx(-loss_after(1.2, ROUNDS), rel=1e-9)
+
+    def test_every_trial_has_the_value_that_follows_from_its_rate(self) -> None:
+        found = tune_quadratic(lr=0.1, trials=14)["fedavg"]
+        for trial in found.trials:
+            for number, value in trial.values.items():
+                assert value == pytest.approx(-loss_after(trial.settings["lr"], number), rel=1e-6)
+        done = [trial for trial in found.trials if trial.state == "done"]
+        assert found.settings == min(done, key=lambda trial: abs(1 - trial.settings["lr"] * CURVATURE)).settings
+        assert found.settings["lr"] > 0.5  # the best is 1, at the end of the range
+        assert found.count("pruned") + found.count("done") == 14
+        assert found.results[0].loss == pytest.approx(loss_after(found.settings["lr"], ROUNDS), rel=1e-9)
+
+
+# --- real runs ---
+
+
+class TestTrials:
+    def test_the_first_has_the_settings_as_they_are_and_is_never_chosen_over_a_better_one(self) -> None:
+        work = tuner(trials=4, lr=0.03, parameters={"ditto": {"lam": 0.7}})
+        (trials,) = tried(work).values()
+        assert trials[0].settings == {"lr": 0.03, "lam": 0.7}
+        assert trials[0].values[4] == work.tuned("ditto").before
+        assert work.tuned("ditto").validation == max(trial.values[4] for trial in trials if trial.state == "done")
+
+    def test_a_trial_is_the_run_of_its_settings_to_the_bit(self) -> None:
+        (trials,) = tried(tuner(trials=2, choose="last")).values()
+        settings: dict[str, Any] = {**SMALL, **trials[1].settings}
+        result = ft.run("ditto", **settings)
+        assert trials[1].values == {record.round: record.validation_accuracy for record in result.rounds}
+
+    def test_with_several_seeds_their_mean_counts(self) -> None:
+        both = tried(tuner(trials=2, seeds=[0, 1], choose="last"))["ditto"][1]
+        single = [ft.run("ditto", **{**SMALL, **both.settings}, seed=seed) for seed in (0, 1)]
+        for number in range(SMALL["rounds"]):
+            mean = fmean(result.rounds[number].validation_accuracy or 0.0 for result in single)
+            assert both.values[number + 1] == pytest.approx(mean, rel=1e-12)
+
+    def test_the_engine_makes_no_difference(self) -> None:
+        assert tried(tuner()) == tried(tuner(engine="processes", workers=2))
+
+    def test_every_method_has_the_same_budget_and_tries_the_same_rates_first(self) -> None:
+        found = tried(tuner(trials=4, methods=["fedavg", "ditto", "local"]))
+        assert {len(trials) for trials in found.values()} == {4}
+        rates = {method: [trial.settings["lr"] for trial in trials] for method, trials in found.items()}
+        assert rates["fedavg"] == rates["ditto"] == rates["local"]
+        assert len(set(rates["fedavg"])) == 4
+
+    def test_a_method_without_a_searched_setting_has_one_trial(self) -> None:
+        found = tried(tuner(trials=3, methods=["fedavg", "ditto"], only=["lam"]))
+        assert [len(trials) for trials in found.values()] == [1, 3]
+        assert found["fedavg"][0].settings == {}
+
+    def test_pruned_trials_stop_where_the_median_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An independent reading of the rule, and a count of the rounds that were really done."""
+        counted, whole = 0, Loop.round
+
+        def count(loop: Loop, number: int, transport: Transport) -> RoundRecord:
+            nonlocal counted
+            counted += 1
+            return whole(loop, number, transport)
+
+        monkeypatch.setattr(Loop, "round", count)
+        (trials,) = tried(tuner(trials=14, rounds=8)).values()
+        assert counted == sum(trial.rounds for trial in trials)
+        pruned = [trial for trial in trials if trial.state == "pruned"]
+        assert pruned
+        for place, trial in enumerate(trials):
+            before = [other for other in trials[:place] if other.state == "done"]
+            below = [
+                number
+                for number in range(2, 8)
+                if len(before) >= 4
+                and number in trial.values
+                and max(value for at, value in trial.values.items() if at <= number)
+                < median(other.values[number] for other in before)
+            ]
+            assert below == ([trial.rounds] if trial.state == "pruned" else [])
+            assert trial.reason == (WORSE if trial.state == "pruned" else "")
+
+    def test_a_diverging_or_refused_choice_is_a_failed_trial_and_the_others_go_on(self) -> None:
+        (trials,) = tried(tuner(trials=6, ranges={"lr": "0.1|1e30"}, only=["lr"])).values()
+        by_rate = {trial.settings["lr"]: trial for trial in trials}
+        assert by_rate[0.1].state == "done"
+        assert by_rate[1e30].state == "failed"
+        assert "Ditto: no client could do its work in" in by_rate[1e30].reason
+
+    def test_all_failing_is_one_sentence(self) -> None:
+        work = tuner(trials=2, lr=1e30, ranges={"lr": "1e30..1e31"}, only=["lr"])
+        tried(work)
+        with pytest.raises(
+            FedtailorError, match=r"All 2 trials of ditto failed; the first one: Ditto: no client could"
+        ):
+            work.apply(work.comparison)
+
+    def test_a_method_that_fails_is_left_out_of_what_is_chosen(self, tmp_path: Path) -> None:
+        parameters = {"pfedme": {"outer_lr": 1e30}}
+        work = tuner(tmp_path / "a", 1, methods=["ditto", "pfedme"], parameters=parameters, only=["lr"])
+        tried(work)
+        assert work.write().methods == ("ditto",)
+        assert make_comparison(read_experiment(tmp_path / "a" / "tuned.toml")).methods == ("ditto",)
+        assert work.finish("pfedme").results == ()
+
+
+class TestTime:
+    def test_the_first_trial_comes_to_its_end_whatever_it_takes(self) -> None:
+        found = tried(tuner(trials=None, seconds=1e-9, methods=["fedavg", "ditto"]))
+        assert [[trial.state for trial in trials] for trials in found.values()] == [["done"], ["done"]]
+
+    def test_another_one_ends_with_the_time(self, tmp_path: Path) -> None:
+        work = tuner(tmp_path / "a", trials=1, seconds=1000.0)
+        tried(work)
+        work = tuner(tmp_path / "a", trials=None, seconds=1000.0)
+        work.trials["ditto"][0].seconds = 1000.0 - 1e-9
+        last = work.tune("ditto").trials[-1]
+        assert (last.state, last.rounds, last.reason) == ("pruned", 1, LATE)
+        assert len(work.trials["ditto"]) == 2
+
+    @pytest.mark.parametrize("budget", [{"trials": 0}, {"seconds": 0.0}, {"seconds": float("nan")}])
+    def test_a_budget_of_nothing_is_refused(self, budget: dict[str, Any]) -> None:
+        with pytest.raises(FedtailorError, match="A method cannot be tuned in"):
+            Budget(**budget)
+
+
+class TestTestData:
+    def test_the_choice_does_not_depend_on_test_labels(self) -> None:
+        experiment = make_experiment({"method": "ditto", **SMALL})
+        found = []
+        for shift in (0, 1):
+            data = partition_data(experiment)
+            for _, _, begin, end in data.places:
+                data.y[begin:end] = (data.y[begin:end] + shift) % 10
+            work = tuner(trials=6, objects=Objects(data=data))
+            found.append((tried(work), work.tuned("ditto").settings, work.finish("ditto").results[0].accuracy))
+        assert found[0][:2] == found[1][:2]
+        assert found[0][2] != found[1][2]
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"validation": 0}, "chosen on validation data, and there are none: give --validation"),
+            ({"choose": "best-test"}, "best-test looks at test data, and tuning must not"),
+            ({"evaluate_every": 0}, "Tuning needs rounds that are evaluated"),
+            ({"grid": {"lr": [0.1]}}, "A grid lists the values that tuning looks for"),
+            ({"ranges": {"clients": "2..4"}}, "Tuning cannot vary clients"),
+            ({"ranges": {"workers": "2..4"}}, "Tuning cannot vary workers, as it does not change the numbers"),
+            ({"ranges": {"lm": "2..4"}}, "no setting or parameter 'lm'"),
+            ({"ranges": {"lr": "0..1"}}, "The setting 'lr' is 0.0, but it must be above 0"),
+            ({"ranges": {"lam": "-1..1"}}, "The parameter 'lam' of ditto is -1.0, but it must be at least 0"),
+            ({"only": ["mu"]}, "no setting that is searched 'mu'"),
+        ],
+    )
+    def test_what_cannot_be_tuned_is_refused_before_any_work(self, change: dict[str, Any], said: str) -> None:
+        with pytest.raises(FedtailorError, match=said):
+            tuner(**change)
+
+    def test_clients_without_validation_samples_are_refused(self) -> None:
+        data = [(torch.rand(2, 3), torch.tensor([0, 1]))] * 3  # one for training, one for testing
+        with pytest.raises(FedtailorError, match="and no client has any"):
+            tuner(objects=Objects(data=data), clients=None, min_samples=1, max_train=None).begin()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trial]]:
+    return tried(tuner(tmp_path_factory.mktemp("tuning") / "whole", 10))
+
+
+class TestGoingOn:
+    def test_interrupted_anywhere_it_comes_to_the_same_trials(
+        self, tmp_path: Path, whole: dict[str, list[Trial]]
+    ) -> None:
+        rounds = 0
+
+        def stop(number: int, value: float | None) -> None:
+            nonlocal rounds
+            rounds += 1
+            if rounds in (3, 14, 30):
+                raise KeyboardInterrupt
+
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                tried(tuner(tmp_path / "a", 10), on_round=stop)
+        assert tried(tuner(tmp_path / "a", 10), on_round=stop) == whole
+
+    def test_killed_while_it_writes_it_comes_to_the_same_trials(
+        self, tmp_path: Path, whole: dict[str, list[Trial]]
+    ) -> None:
+        tried(tuner(tmp_path / "a", 3))
+        killed_while_writing("ditto.json", lambda: tried(tuner(tmp_path / "a", 10)))
+        made = list[Trial]()
+        assert tried(tuner(tmp_path / "a", 10), on_trial=made.append) == whole
+        assert len(made) == 7
+
+    def test_finished_trials_are_not_run_again(self, tmp_path: Path) -> None:
+        first = tried(tuner(tmp_path / "a", 3))
+        made = list[Trial]()
+        assert tried(tuner(tmp_path / "a", 3), on_trial=made.append) == first
+        assert made == []
+        assert tried(tuner(tmp_path / "a", 2))["ditto"] == first["ditto"][:2]
+
+    def test_more_trials_and_more_methods_are_added(self, tmp_path: Path) -> None:
+        first = tried(tuner(tmp_path / "a", 2))["ditto"]
+        found = tried(tuner(tmp_path / "a", 3, methods=["ditto", "fedavg"]))
+        assert found["ditto"][:2] == first
+        assert {len(trials) for trials in found.values()} == {3}
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"lr": 0.2}, "where lr is 0.1 and not 0.2"),
+            ({"seeds": [1]}, r"where seeds is \[0\] and not \[1\]"),
+            ({"ranges": {"lr": "0.1..1"}}, r"where ranges.ditto.lr is 0.001..1:log and not 0.1..1"),
+            ({"only": ["lr"]}, "where ranges.ditto.lam is 0.01..2:log and not not set"),
+            ({"parameters": {"ditto": {"lam": 3.0}}}, "where parameters.ditto.lam is 0.5 and not 3.0"),
+        ],
+    )
+    def test_trials_under_other_settings_are_refused(self, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+        tuner(tmp_path / "a").begin()
+        with pytest.raises(FedtailorError, match=f"is another tuning, {said}: choose another --out"):
+            tuner(tmp_path / "a", **change)
+        tuner(tmp_path / "a", workers=2)  # this may differ
+
+    def test_a_directory_of_something_else_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").touch()
+        with pytest.raises(FedtailorError, match="is not a tuning"):
+            tuner(tmp_path)
+
+    def test_a_damaged_file_is_named(self, tmp_path: Path) -> None:
+        tried(tuner(tmp_path / "a", 1))
+        file = tmp_path / "a" / "trials" / "ditto.json"
+        for content in (file.read_bytes().replace(b"0.1", b"0.2", 1), seal({"trials": [{"state": "won"}]})):
+            file.write_bytes(content)
+            with pytest.raises(FedtailorError, match=r"ditto\.json is damaged"):
+                tuner(tmp_path / "a", 1)
+
+
+class TestOutcome:
+    def test_the_chosen_settings_make_a_comparison(self, tmp_path: Path) -> None:
+        work = tuner(tmp_path / "a", 3, methods=["ditto", "pflego"], ranges={"fine_tune": "0..2"})
+        tried(work)
+        chosen = work.write()
+        again = make_comparison(read_experiment(tmp_path / "a" / "tuned.toml"))
+        assert again == chosen
+        assert again.tuned == "3 trials a method, seed 0"
+        for method in ("ditto", "pflego"):
+            tuned = work.finish(method)
+            (run,) = [run for run in again.runs().values() if run.method == method]
+            expected = tuned.results[0].experiment
+            assert run.model_copy(update={"parameters": expected.parameters}) == expected
+            assert expected.parameters.items() >= run.parameters.items()
+            assert tuned.results[0].path == tmp_path / "a" / "runs" / tuned.results[0].path.name
+            assert tuned.validation == tuned.results[0].chosen().validation_accuracy  # the same run to the bit
+
+    def test_in_python(self) -> None:
+        seen = []
+        tuning = ft.tune(["ditto"], trials=2, on_trial=lambda method, trial: seen.append((method, trial)), **SMALL)
+        assert [method for method, _ in seen] == ["ditto"] * 2
+        best = tuning["ditto"]
+        assert [trial for _, trial in seen] == list(best.trials)
+        assert [tuned.method for tuned in tuning] == ["ditto"]
+        text = repr(tuning)
+        assert text.startswith("Settings chosen on validation data, 2 trials a method\n")
+        assert f"lr={best.settings['lr']:g}, lam={best.settings['lam']:g}" in text
+        assert f"{100 * (best.validation or 0):.2f}" in text
+        assert f"{100 * (best.results[0].accuracy or 0):.2f}" in text
+        table = ft.compare(
+            ["ditto"], seeds=[0], method_parameters=tuning.parameters, method_settings=tuning.settings, **SMALL
+        )
+        assert table.lines[0].accuracy == best.results[0].accuracy
+
+    def test_a_comparison_tunes_first(self, tmp_path: Path) -> None:
+        inside = ft.compare(["fedavg", "ditto"], seeds=[0, 1], tune=3, **SMALL)
+        assert "Settings chosen on validation data (3 trials a method, seed 0)." in inside.summary.caption
+        found = tried(tuner(trials=3, methods=["fedavg", "ditto"]))
+        for line in inside.lines:
+            best = max(found[line.method], key=lambda trial: trial.values.get(4, 0))
+            assert {result.experiment.lr for result in line.results} == {best.settings["lr"]}
+        recorded = ft.compare(["fedavg", "ditto"], seeds=[0, 1], tune=3, out=tmp_path / "a", **SMALL)
+        assert [line.accuracy for line in recorded.lines] == [line.accuracy for line in inside.lines]
+        again = ft.compare(["fedavg", "ditto"], seeds=[0, 1], tune=3, out=tmp_path / "a", **SMALL)
+        assert str(again) == str(recorded)
+
+    def test_a_comparison_that_was_not_tuned_is_left_alone(self, tmp_path: Path) -> None:
+        ft.compare(["local"], seeds=[0], out=tmp_path / "a", **SMALL)
+        with pytest.raises(FedtailorError, match="is a comparison whose settings were not tuned"):
+            ft.compare(["local"], seeds=[0], tune=2, out=tmp_path / "a", **SMALL)
+
+    def test_objects_are_not_recorded(self, tmp_path: Path) -> None:
+        with pytest.raises(FedtailorError, match="needs names for data, model and loss"):
+            tune_quadratic(out=tmp_path / "a")
+
+    def test_without_optuna_it_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "optuna", None)
+        with pytest.raises(FedtailorError, match=r"Optuna is not installed: pip install 'fedtailor\[tune\]'\."):
+            ft.tune(["ditto"], **SMALL)
