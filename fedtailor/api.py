@@ -118,7 +118,7 @@ def compare(
             results.append(run_experiment(experiment, objects))
             tell(title, results[-1])
         return Table(summarize(results, target))
-    if objects != Objects():
+    if any(given is not None for given in vars(objects).values()):
         raise FedtailorError("A comparison that is recorded needs names for data, model and loss: leave out= away.")
     from fedtailor.reporting.tables import write_tables
 

@@ -32,6 +32,7 @@ from fedtailor.text import (
 )
 
 if TYPE_CHECKING:
+    from fedtailor.data import FederatedData
     from fedtailor.local.network import Network
     from fedtailor.result import RunResult
     from fedtailor.server.loop import Loop
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from fedtailor.simulation import Prepared
 
 __all__ = [
-    "RoundProgress", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "json_text",
+    "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "json_text",
     "marked", "out", "percent", "plain_table", "progress_bars", "results_table", "setup_lines", "visible",
 ]  # fmt: skip
 
@@ -177,7 +178,13 @@ def setup_lines(prepared: Sequence["Prepared"]) -> list[str]:
         seen = describe_uploads(ready.method)
         leaves = ", ".join(f"{name} ({how})" for name, how in seen.items())
         lines.append(f"{ready.experiment.method}: a client uploads {leaves or 'nothing'}.")
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys([*data_lines([ready.data for ready in prepared]), *lines]))
+
+
+def data_lines(data: Sequence["FederatedData"]) -> list[str]:
+    """Say what the columns of a table are, and what the user should know of the data."""
+    lines = [f"Table {of.name}: {of.preprocessing.in_words()}." for of in data if of.preprocessing]
+    return list(dict.fromkeys([*lines, *(f"Note: {note}" for of in data for note in of.notes)]))
 
 
 def _part(network: "Network", head: bool) -> str:

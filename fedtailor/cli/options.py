@@ -10,7 +10,15 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError, shown
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, in_sections, parse_toml
+from fedtailor.experiment import (
+    DATA_SETTINGS,
+    NEW_DATA_SETTINGS,
+    TABLE_SETTINGS,
+    Evaluation,
+    Experiment,
+    in_sections,
+    parse_toml,
+)
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay",
@@ -19,6 +27,7 @@ TRAINING_SETTINGS = (
 GROUPS = {
     "Data": DATA_SETTINGS,
     "New data": NEW_DATA_SETTINGS,
+    "Table": TABLE_SETTINGS,
     "Model": ("model", "head", "loss"),
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),

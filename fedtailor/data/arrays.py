@@ -71,7 +71,8 @@ def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
 
 
 def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> Dataset:
-    """Make a data set from a list with one entry per client: a pair (x, y) of tensors or arrays, or a torch Dataset.
+    """Make a data set from a list with one entry per client: a pair (x, y) of tensors or arrays, or a torch Dataset, or
+    a pandas table with a label column.
 
     Items of a torch Dataset are pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression.
     The classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be missing.
@@ -79,10 +80,14 @@ def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> D
     if not isinstance(parts, Sequence) or isinstance(parts, (str, bytes)):
         raise FedtailorError(
             f"The data are a {type(parts).__name__}, not a list of clients: give one pair (x, y) of arrays for each "
-            f"client{_EXAMPLE if _is_frame(parts) else ', as in [(x0, y0), (x1, y1)]'}."
+            f"client{_EXAMPLE if is_frame(parts) else ', as in [(x0, y0), (x1, y1)]'}."
         )
     if not parts:
         raise FedtailorError(f"The list {name!r} is empty: give one entry per client.")
+    if all(map(is_frame, parts)):
+        from fedtailor.data.table import Purpose, from_frame
+
+        return from_frame(parts, {}, Purpose(), name)
     pairs = [_pair(part, client, name) for client, part in enumerate(parts)]
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
     for what, tensors in (("features", xs), ("labels", ys)):
@@ -117,7 +122,7 @@ def _words(kind: tuple[torch.dtype, tuple[int, ...]]) -> str:
 
 def _pair(part: Any, client: int, name: str) -> tuple[Tensor, Tensor]:
     who = f"Client {client} of {name!r}"
-    if _is_frame(part):
+    if is_frame(part):
         raise FedtailorError(f"{who} is one table: give a pair (x, y) of its features and its labels{_EXAMPLE}.")
     if not (isinstance(part, (tuple, list)) and len(part) == 2 and all(map(_is_array, part))):
         try:
@@ -143,7 +148,7 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
 
 
-def _is_frame(value: object) -> bool:
+def is_frame(value: object) -> bool:
     """Recognise a table of pandas, or of a library like it."""
     return hasattr(value, "to_numpy") and hasattr(value, "columns")
 
@@ -175,7 +180,7 @@ def as_features(x: Array, name: str, double: bool = False) -> Tensor:
     return torch.from_numpy(x[:, None] if x.ndim == 1 else x)
 
 
-def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...]]:
+def encode(values: Array | list[str], what: str, hint: str = "") -> tuple[Tensor, tuple[str, ...]]:
     """Number the different values 0, 1, … in sorted order; return each sample's number, and the values as names.
 
     Values that are all numbers go by value, however they are written: 2 before 10, and 1, 1.0 and 01 are the same.
@@ -195,7 +200,7 @@ def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...
         texts = [str(value) for value in different.tolist()]
     numbers = [_number(text) for text in texts]
     if None not in numbers and any(isinstance(number, float) for number in numbers):
-        raise FedtailorError(f"{what} hold fractions or NaN: give whole numbers or names.")
+        raise FedtailorError(f"{what} hold fractions or NaN: give whole numbers or names{hint}.")
     keys: list[Any] = list(texts if None in numbers else numbers)
     written: dict[Any, list[str]] = {key: [] for key in sorted(set(keys))}
     for key, text in zip(keys, texts, strict=True):

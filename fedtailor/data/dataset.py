@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError
+from fedtailor.data.columns import Column
+from fedtailor.errors import FedtailorError, shown
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -26,6 +27,9 @@ class Dataset:
     client: Tensor | None = None  # int64: index into client_names
     client_names: tuple[str, ...] = ()
     group: Tensor | None = None  # int64: samples of one group are partitioned and split together
+    columns: tuple[Column, ...] = ()  # of a table: x is float64, a category its number, a missing cell NaN
+    ignored: tuple[str, ...] = ()  # columns of a table that are neither features nor labels nor clients
+    notes: tuple[str, ...] = ()  # what the user should know of how the data were read
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -55,6 +59,9 @@ def _check_lengths(data: Dataset) -> None:
 
 
 def _check_features(data: Dataset) -> None:
+    if data.columns:
+        _check_table(data)
+        return
     if data.x.dtype == torch.uint8:
         if data.x.ndim != 4:
             raise FedtailorError(
@@ -72,6 +79,25 @@ def _check_features(data: Dataset) -> None:
             f"The features of {data.name!r} are not all finite: {int(bad.sum())} of {len(bad)} samples hold "
             f"NaN or Inf, the first is sample {int(bad.nonzero()[0])}; clean the data first."
         )
+
+
+def _check_table(data: Dataset) -> None:
+    if data.x.dtype != torch.float64 or data.x.ndim != 2 or data.x.shape[1] != len(data.columns):
+        raise FedtailorError(
+            f"The samples of {data.name!r} are {data.x.dtype} of shape {tuple(data.x.shape)}: a table of "
+            f"{len(data.columns)} columns needs a float64 matrix with one for each."
+        )
+    for values, column in zip(data.x.numpy().T, data.columns, strict=True):
+        end = len(column.values)
+        wrong = np.isinf(values)
+        if column.kind == "category":
+            wrong |= (values < 0) | (values >= end) | (values != np.floor(values)) & ~np.isnan(values)
+        if wrong.any():
+            needed = "finite numbers" if column.kind == "number" else f"whole numbers from 0 to {end - 1}"
+            raise FedtailorError(
+                f"The column {shown(column.name)} of {data.name!r} has {values[wrong.argmax()]:g} in sample "
+                f"{int(wrong.argmax())}: it needs {needed}, or nothing where a cell is missing."
+            )
 
 
 def _check_labels(data: Dataset) -> None:

@@ -11,6 +11,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from fedtailor.data.preprocessing import Facts, Preprocessing
 from fedtailor.errors import unknown
 
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
@@ -58,6 +59,9 @@ class FederatedData:
     new: frozenset[int] = frozenset()  # clients held out from training
     own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
     own_names: tuple[tuple[str, ...], ...] = ()  # and their names
+    preprocessing: Preprocessing | None = None  # of a table: how its columns became features
+    facts: tuple[Facts, ...] = ()  # of a table: what each client declares of its training samples
+    notes: tuple[str, ...] = ()  # what the user should know of the data
 
     @property
     def n_clients(self) -> int:
@@ -96,6 +100,12 @@ class FederatedData:
             return self.classes
         own = self.own_names[client]
         return (*own, *(f"output {number}" for number in range(len(own), len(self.classes))))
+
+    def preprocessing_of(self, client: int | None) -> Preprocessing | None:
+        """Return how a client's columns became features; of all clients together for None."""
+        if self.preprocessing is None or client is None or self.preprocessing.how != "per-client":
+            return self.preprocessing
+        return self.preprocessing.personal(self.facts[client])
 
     def client(self, number: int) -> ClientData:
         """Cut out one client's data; nothing is copied."""

@@ -1,11 +1,14 @@
 """Loading a data set by name (a published one of the catalogue) or by path (the user's own)."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Unpack
 
-from fedtailor.data import arrays, cifar, idx, images, medmnist, omniglot, synthetic, table
+from fedtailor.data import arrays, cifar, idx, images, medmnist, omniglot, synthetic
 from fedtailor.data import info as information
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, Reader
+from fedtailor.data.table import Purpose, TableSettings, is_table, read_table
 from fedtailor.errors import FedtailorError, unknown
 
 MODULES = (synthetic, idx, cifar, medmnist, omniglot)
@@ -23,22 +26,24 @@ def load(
     name: str,
     data_dir: str | Path | None = None,
     *,
-    label_column: str | None = None,
-    client_column: str | None = None,
     image_size: int | None = None,
     labelled: bool = True,
+    regression: bool = False,
+    knows: Mapping[str, str] | None = None,
+    **settings: Unpack[TableSettings],
 ) -> Dataset:
-    """Read a data set of the catalogue by name, or the user's own npz, CSV or folder of images by path.
+    """Read a data set of the catalogue by name, or the user's own npz, table or folder of images by path.
 
-    `label_column` and `client_column` are for a CSV, `image_size` for a folder. With `labelled=False`, data of the
-    user's may come without labels: they then have no classes, and zeros for targets.
+    `settings` are for a table: `label_column`, `client_column`, `columns` and so on; `image_size` is for a folder. With
+    `labelled=False`, data of the user's may come without labels: they then have no classes, and zeros for targets. With
+    `regression`, the labels of a table are numbers. `knows` has the kinds of the columns of an earlier table.
     """
     root = information.data_dir(data_dir)
     base, _, variant = name.partition(":")
     own = None if base in DATA_SETS else _own_path(name, root)
-    csv, folder = own is not None and own.suffix.lower() == ".csv", own is not None and own.is_dir()
-    if (label_column or client_column) and not csv:
-        raise FedtailorError(f"--label-column and --client-column are for CSV files: leave them out for {name!r}.")
+    table, folder = own is not None and is_table(own), own is not None and own.is_dir()
+    if not table and (said := next((key for key, value in settings.items() if value is not None), None)):
+        raise FedtailorError(f"--{said.replace('_', '-')} is for tables such as CSV files: leave it out for {name!r}.")
     if image_size is not None and not folder:
         raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
     if own is None:
@@ -48,19 +53,25 @@ def load(
         return reader(info, root, variant)
     if folder:
         return images.read_folder(own, image_size, labelled)
-    return table.read_csv(own, label_column, client_column, labelled) if csv else _read_npz(own, labelled)
+    return read_table(own, settings, Purpose(labelled, regression, knows)) if table else _read_npz(own, labelled)
 
 
 def _own_path(name: str, root: Path) -> Path:
     """Find the user's file or folder of this name, here or in the data directory."""
     for path in (Path(name), root / name):
-        if path.is_dir() or (path.is_file() and path.suffix.lower() in (".npz", ".csv")):
+        if path.is_dir() or (path.is_file() and (path.suffix.lower() == ".npz" or is_table(path))):
             return path
         if path.is_file():
-            raise FedtailorError(f"The file {path} is neither .npz nor .csv: these and folders can be read.")
+            raise FedtailorError(f"The file {path} is neither .npz nor .csv nor .parquet: these and folders can be read.")
     if "/" in name or "\\" in name or Path(name.partition(":")[0]).suffix:
         raise FedtailorError(f"There is no file {name}, neither here nor in {root}: check the path.")
     raise unknown("data set", name, DATA_SETS)
+
+
+def table_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """Find the table of this name; None if it is another kind of data, or not there."""
+    places = (Path(name), information.data_dir(data_dir) / name)
+    return next((path for path in places if is_table(path) and path.is_file()), None)
 
 
 def _read_npz(path: Path, labelled: bool) -> Dataset:

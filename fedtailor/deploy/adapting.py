@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.data import Dataset, FederatedData, from_list
-from fedtailor.data import load as load_data
+from fedtailor.data import Dataset, FederatedData
+from fedtailor.data.matching import with_columns, without_columns
+from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.table import frame_names, is_frames
 from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.deploy.predicting import columns_in
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, unknown, warn
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.files import write_atomically
 from fedtailor.local.isolation import isolated
@@ -27,12 +29,12 @@ from fedtailor.result import RunResult
 from fedtailor.runs import load
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages, Plain, plain_metrics
-from fedtailor.simulation import partition_data
+from fedtailor.simulation import load_dataset, partition_data
 from fedtailor.site.sites import Sites
 from fedtailor.transport import make_transport
 from fedtailor.version import __version__
 
-Data = str | Path | Dataset | Sequence[Any]
+Data = str | Path | Dataset | Sequence[Any]  # or a pandas table
 KEPT = ("data_dir", "test", "validation")  # settings that new data take from the run, unless given
 
 
@@ -166,12 +168,16 @@ def _new_clients(
     named: dict[str, Any] = {}
     if isinstance(data, (str, Path)):
         directory = settings.get("data_dir", mine["data_dir"])
-        named = {"data": str(data), **columns_in(str(data), directory, csv_columns(source.result.experiment))}
+        named = {"data": str(data), **columns_in(str(data), directory, _roles(source.result.experiment), settings)}
+    elif is_frames(data):
+        named = {name: column for name, column in _roles(source.result.experiment).items() if column in frame_names(data)}
     experiment = make_experiment({**mine, "new_clients": 0, **named, **settings})
-    dataset = _matching(_dataset(data, experiment), known, own=experiment.labels == "own")
+    dataset = _matching(_dataset(data, experiment, known.preprocessing), known, own=experiment.labels == "own")
     if dataset.client is None and experiment.clients is None and experiment.partition is None:
         experiment = experiment.model_copy(update={"clients": 1, "partition": "iid", "min_samples": 1})
-    federated = partition_data(experiment, dataset).to(known.x.device)
+    federated = partition_data(experiment, dataset, known.preprocessing).to(known.x.device)
+    for note in federated.notes:
+        warn(note)
     if len(federated.classes) > len(known.classes):
         raise FedtailorError(
             f"A client of {federated.name!r} has {len(federated.classes)} classes, but none of the run's had more than "
@@ -180,24 +186,26 @@ def _new_clients(
     return replace(federated, classes=known.classes), list(range(federated.n_clients)), csv_columns(experiment)
 
 
-def _dataset(data: Data, experiment: Experiment) -> Dataset:
-    """Load data by name or path; objects are taken as they are."""
-    if isinstance(data, (str, Path)):
-        return load_data(
-            experiment.data,
-            experiment.data_dir,
-            label_column=experiment.label_column,
-            client_column=experiment.client_column,
-            image_size=experiment.image_size,
-        )
-    return data if isinstance(data, Dataset) else from_list(data, gaps=True)
+def _roles(experiment: Experiment) -> dict[str, str | None]:
+    """Return the columns of the run's table that are no features, as far as the experiment names them."""
+    names = ("label_column", "client_column", "group", "split_column")
+    return {name: getattr(experiment, name) for name in names}
+
+
+def _dataset(data: Data, experiment: Experiment, table: Preprocessing | None) -> Dataset:
+    """Load data by name or path, objects as they are, in the columns of the run's table if that had some."""
+    given = None if isinstance(data, (str, Path)) else data
+    dataset = load_dataset(experiment, given, table.kinds() if table else None, gaps=True)
+    if table is not None:
+        return with_columns(dataset, table)
+    return without_columns(dataset) if dataset.columns else dataset
 
 
 def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
     """Number a data set's classes as in the run. Refuse another input shape, and classes that the run does not have.
     Where labels are each client's own, their names do not matter."""
     shape, wanted = ("×".join(map(str, x.shape[1:])) for x in (dataset.x, known.x))
-    if shape != wanted:
+    if not dataset.columns and shape != wanted:
         raise FedtailorError(f"The samples of {dataset.name!r} have the shape {shape}, but the run's have {wanted}.")
     if bool(dataset.classes) != bool(known.classes) or dataset.y.shape[1:] != known.y.shape[1:]:
         raise FedtailorError(f"The targets of {dataset.name!r} are not of the run's kind: classes, or so many numbers.")

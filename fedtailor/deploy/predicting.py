@@ -5,19 +5,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset
-from fedtailor.data.arrays import as_array, as_features
+from fedtailor.data import load as load_data
+from fedtailor.data.arrays import Array, as_array, as_features, is_frame
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS
 from fedtailor.data.federating import as_inputs
-from fedtailor.data.info import data_dir as find_data_dir
+from fedtailor.data.loading import table_path
+from fedtailor.data.matching import columns_of, match, with_columns, without_columns
+from fedtailor.data.table import Purpose, TableSettings, column_names, frame_names, from_frame
 from fedtailor.deploy.model_file import built, read_model
-from fedtailor.errors import FedtailorError, brief, unknown
+from fedtailor.errors import FedtailorError, brief, unknown, warn
 from fedtailor.local.descent import EVALUATION_BATCH
 from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
@@ -26,7 +30,15 @@ from fedtailor.simulation import partition_data
 from fedtailor.text import spreadsheet_cell
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-Samples = tuple[Tensor, list[str]]  # inputs, and the names of their classes where these are known
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs, the names of their classes where these are known, and notes for the user."""
+
+    inputs: Tensor
+    labels: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,15 @@ class Predictions:
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
     """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels.
 
-    `model` is the network, for those that a file alone cannot bring along (see `load_model`).
+    A model that was trained on a table takes a pandas table or a dictionary with the same columns in any order, or an
+    array with them in the trained order. `model` is the network, for those that a file alone cannot bring along (see
+    `load_model`).
     """
     reader = Model(path, model)
-    samples = without_labels("x", as_features(as_array(x, "x"), "x", double=True))  # it checks them
-    return reader.predict(reader.inputs(samples.x))
+    samples = reader.of_data(reader.dataset(x))
+    for note in samples.notes:
+        warn(note)
+    return reader.predict(samples.inputs, samples.labels)
 
 
 class Model:
@@ -93,18 +109,45 @@ class Model:
         self.about, state = read_model(path)
         self.module = built(path, self.about, state, model)
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Make inputs of raw samples, as it was done in training."""
-        return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
+    def dataset(self, x: Any) -> Dataset:
+        """Make a data set of a Python object."""
+        table, array = self.about.table, None
+        if table is None or not (is_frame(x) or isinstance(x, Mapping)):
+            array = as_array(x, "x")
+            if table is None or array.dtype.kind != "O" or array.ndim != 2 or array.shape[1] != len(table.columns):
+                return self._of_array(array)
+            x = {column.name: array[:, place] for place, column in enumerate(table.columns)}
+        columns = {name: column for name, column in self._roles().items() if column in frame_names(x)}
+        purpose = Purpose(labelled=False, regression=not self.about.classes, knows=table.kinds())
+        return from_frame(x, columns, purpose, "x")  # type: ignore[arg-type]
 
-    def columns(
-        self, data: str, data_dir: str | None, label_column: str | None, client_column: str | None
-    ) -> dict[str, str | None]:
-        """Name the columns of a CSV file that are no features: those that are given, or else those of the file that
-        the model was trained on, where this file has them too."""
-        given = {"label_column": label_column, "client_column": client_column}
-        trained = {name: getattr(self.about, name) for name in given}
-        return {**columns_in(data, data_dir, trained), **{n: column for n, column in given.items() if column}}
+    def _of_array(self, array: Array) -> Dataset:
+        if self.about.table is None:
+            return without_labels("x", as_features(array, "x", double=True))  # it checks them
+        if array.dtype.kind not in "biuf":
+            raise FedtailorError(f"The features of 'x' are of type {array.dtype}: give numbers, or a table.")
+        x = torch.from_numpy(array.astype(np.float64))
+        return Dataset("x", x, torch.zeros(x.shape[:1]), (), columns=columns_of(self.about.table, x, "x"))
+
+    def load(
+        self, data: str, data_dir: str | None, image_size: int | None = None, **settings: Unpack[TableSettings]
+    ) -> Dataset:
+        """Load a data set, with labels or without. The label and client columns of a table are those that are given, or
+        else those of the table that the model was trained on, where this one has them too."""
+        table = self.about.table
+        columns = {**columns_in(data, data_dir, self._roles(), settings), **settings}
+        return load_data(
+            data,
+            data_dir,
+            image_size=image_size,
+            labelled=False,
+            regression=not self.about.classes,
+            knows=table.kinds() if table else None,
+            **columns,  # type: ignore[arg-type]
+        )
+
+    def _roles(self) -> dict[str, str | None]:
+        return {"label_column": self.about.label_column, "client_column": self.about.client_column}
 
     def predict(self, x: Tensor, labels: list[str] | None = None) -> Predictions:
         """Predict the classes (or numbers) of inputs."""
@@ -149,7 +192,17 @@ class Model:
                 raise FedtailorError(f"The data set {data.name!r} has no official split: leave --part out.")
             chosen &= data.part == PARTS[_known(part)]
         names = [data.classes[number] for number in data.y[chosen].tolist()] if data.classes else []
-        return self.inputs(data.x[chosen]), names
+        notes = list(data.notes)
+        if (table := self.about.table) is not None:
+            data = with_columns(data, table)
+            raw, more = match(table, data.x[chosen].numpy(), data.columns, data.name)
+            return Samples(self._inputs(torch.from_numpy(table.transform(raw))), names, [*notes, *more])
+        x = (without_columns(data) if data.columns else data).x
+        return Samples(self._inputs(x[chosen]), names, notes)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """Make inputs of raw samples, as it was done in training."""
+        return as_inputs(x, self.about.pixels, getattr(torch, self.about.dtype))
 
     def of_run(
         self, path: Path, client: str | None = None, part: str | None = None, data_dir: str | None = None
@@ -166,17 +219,20 @@ class Model:
             pieces.append(data.x[start:end])
             classes = data.classes_of(number)
             names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
-        return torch.cat(pieces), names
+        known, theirs = self.about.table, data.preprocessing
+        if known is not None and (theirs is None or theirs.feature_names != known.feature_names):
+            raise FedtailorError(f"The table of the run {path} has other columns than that of the model {self.path}.")
+        return Samples(torch.cat(pieces), names)
 
 
-def columns_in(data: str, data_dir: str | None, columns: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Select those of the columns that the CSV file of this name has; none if it is another kind of data."""
-    for path in (Path(data), find_data_dir(data_dir) / data):
-        if path.suffix.lower() == ".csv" and path.is_file():
-            with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-                header = [cell.strip() for cell in next(csv.reader(file), [])]
-            return {name: column for name, column in columns.items() if column in header}
-    return {}
+def columns_in(
+    data: str, data_dir: str | None, columns: Mapping[str, str | None], settings: Mapping[str, Any]
+) -> dict[str, str | None]:
+    """Select those of the columns that the table of this name has; none if it is another kind of data."""
+    if (path := table_path(data, data_dir)) is None:
+        return {}
+    header = column_names(path, settings)  # type: ignore[arg-type]
+    return {name: column for name, column in columns.items() if column in header}
 
 
 def _known(part: str) -> str:

@@ -2,7 +2,8 @@
 
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 about.json         the versions that made it, and the settings that decide its numbers
-partition.json     every client's name and its training, validation and test samples by class
+partition.json     every client's name and its training, validation and test samples by class; of a table, how its
+                   columns became features
 rounds.jsonl       one object a round: metrics, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
 observed/          what the method shows of itself, by round, if it shows anything
@@ -179,6 +180,8 @@ class RunDirectory:
         recorded = self.partition()
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
+        if recorded.preprocessing != describe(data).get("preprocessing"):
+            raise FedtailorError(f"The preprocessing is not that of the run in {self.path}: its table has changed.")
         if recorded != Partition(**describe(data), network=network):
             raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
 
@@ -323,6 +326,7 @@ def describe(data: FederatedData) -> Plain:
         "new": sorted(data.new),
         **splits,
         "fingerprint": data.fingerprint(),
+        **({"preprocessing": data.preprocessing.model_dump(mode="json")} if data.preprocessing else {}),
     }
 
 

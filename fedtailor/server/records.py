@@ -153,6 +153,7 @@ class Partition(Record):
     test: list[list[Count]]
     fingerprint: str
     network: str
+    preprocessing: Plain | None = None  # of a table
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
