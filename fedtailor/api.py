@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedtailor.data import Dataset
-from fedtailor.errors import FedtailorError
+from fedtailor.data import Dataset, FederatedData
+from fedtailor.errors import FedtailorError, warn
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
@@ -15,7 +15,6 @@ from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
 from fedtailor.runs import method_name, names_and_objects, run_experiment
-from fedtailor.simulation import Objects
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.comparison import SEEDS, Comparing, make_comparison
@@ -163,7 +162,12 @@ def advise(
     """
     names, objects = names_and_objects(data, model, loss)
     experiment = make_experiment({**names, "validation": 0.2, **settings})
-    return race(experiment, budget, tuple(map(_named, methods)), objects=objects)
+
+    def describe(data: FederatedData) -> None:
+        for note in data.notes:
+            warn(note)
+
+    return race(experiment, budget, tuple(map(_named, methods)), objects=objects, on_data=describe)
 
 
 def report(

@@ -33,7 +33,9 @@ EXECUTION_ONLY = {
     "debug", "deadline",
 }  # fmt: skip
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
-NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing"))
+NEW_DATA_SETTINGS = tuple(
+    name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing")
+)
 
 
 FILE_LIMIT = 1_000_000  # characters of an experiment file

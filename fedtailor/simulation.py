@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtailor.data import Dataset, FederatedData, federate, from_list, load
+from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
-from fedtailor.data.table import Purpose, TableSettings, from_frame, is_frames
+from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.errors import FedtailorError, brief, unknown
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.imports import import_object
@@ -261,8 +262,10 @@ class Simulation:
 
 
 def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
-    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device). `table` is
-    the preprocessing of an earlier federation, in place of the experiment's."""
+    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device).
+
+    `table` is the preprocessing of an earlier federation, in place of the experiment's.
+    """
     with torch.device("cpu"):
         return _partition_data(experiment, load_dataset(experiment, given), table)
 

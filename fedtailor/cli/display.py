@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from fedtailor.simulation import Prepared
 
 __all__ = [
-    "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "json_text",
-    "marked", "out", "percent", "plain_table", "progress_bars", "results_table", "setup_lines", "visible",
+    "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time",
+    "json_text", "marked", "out", "percent", "plain_table", "progress_bars", "results_table", "setup_lines", "visible",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")

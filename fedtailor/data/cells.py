@@ -56,7 +56,7 @@ class Cells:
     @property
     def numbers(self) -> Floats | None:
         """The numbers, NaN where a cell is missing; None if the column has texts."""
-        return np.concatenate(self._parts) if self.reads_numbers and self._parts else None  # type: ignore[arg-type]
+        return np.concatenate(self._parts) if self.reads_numbers and self._parts else None
 
     @property
     def codes(self) -> NDArray[np.int64]:

@@ -45,7 +45,9 @@ class CsvFile:
         if len(mark) != 1 or mark in '"\r\n':
             raise FedtailorError(f"The separator is {shown(separator)}: give one character, or tab.")
         if decimal not in (None, ".", ",") or decimal == mark:
-            raise FedtailorError(f"The decimal mark is {shown(decimal)}: give a point, or a comma if it separates no cells.")
+            raise FedtailorError(
+                f"The decimal mark is {shown(decimal)}: give a point, or a comma if it separates no cells."
+            )
         file = replace(file, separator=mark)
         return replace(file, decimal=decimal or file._decimal())
 
@@ -57,9 +59,10 @@ class CsvFile:
                 with _opened(self.path) as raw, io.TextIOWrapper(raw, self.encoding, newline="") as text:
                     yield text
             except (UnicodeError, csv.Error) as error:
+                encoding = self.encoding.upper().removesuffix("-SIG")
                 raise FedtailorError(
-                    f"The file {self.path} is not a CSV text in {self.encoding.upper().removesuffix('-SIG')} ({error}): "
-                    "save it as one in UTF-8, or say --encoding."
+                    f"The file {self.path} is not a CSV text in {encoding} ({error}): save it as one in UTF-8, or say "
+                    "--encoding."
                 ) from None
 
     def header(self) -> list[str]:
@@ -82,8 +85,7 @@ class CsvFile:
 
     def _read(self, header: list[str], kinds: Mapping[str, tuple[str | None, str]]) -> dict[str, Cells]:
         found = {name: Cells(name, self._place, *kinds[name], self.decimal) for name in kinds}
-        places = [(header.index(name), cells) for name, cells in found.items()] if len(kinds) < len(header) else []
-        places = places or list(enumerate(found[name] for name in header))
+        places = [(place, found[name]) for place, name in enumerate(header) if name in found]
         count = 0
         with self.text() as text:
             reader = self._reader(text)

@@ -62,7 +62,9 @@ def _own_path(name: str, root: Path) -> Path:
         if path.is_dir() or (path.is_file() and (path.suffix.lower() == ".npz" or is_table(path))):
             return path
         if path.is_file():
-            raise FedtailorError(f"The file {path} is neither .npz nor .csv nor .parquet: these and folders can be read.")
+            raise FedtailorError(
+                f"The file {path} is neither .npz nor .csv nor .parquet: these and folders can be read."
+            )
     if "/" in name or "\\" in name or Path(name.partition(":")[0]).suffix:
         raise FedtailorError(f"There is no file {name}, neither here nor in {root}: check the path.")
     raise unknown("data set", name, DATA_SETS)

@@ -15,8 +15,9 @@ from fedtailor.errors import FedtailorError, listed, shown
 def match(
     table: Preprocessing, x: Floats, columns: Sequence[Column], name: str, strict: bool = True
 ) -> tuple[Floats, list[str]]:
-    """Put the samples of the data set `name` into the columns of a preprocessing, with its numbers for categories; -1 is
-    a value that training did not have. Return the samples, and notes for the user.
+    """Put the samples of the data set `name` into the columns of a preprocessing, categories with its numbers.
+
+    Return the samples, in which -1 is a value that training did not have, and notes for the user.
 
     `strict` refuses missing cells in columns in which training had none.
     """
@@ -63,8 +64,8 @@ def without_columns(dataset: Dataset) -> Dataset:
     """Take a table for plain samples, if it has nothing but numbers."""
     if any(column.kind != "number" for column in dataset.columns) or dataset.x.isnan().any():
         raise FedtailorError(
-            f"The table {dataset.name!r} has categories or missing cells, but the model was not trained on a table: give "
-            "nothing but numbers."
+            f"The table {dataset.name!r} has categories or missing cells, but the model was not trained on a table: "
+            "give nothing but numbers."
         )
     return replace(dataset, columns=())
 
@@ -79,7 +80,7 @@ def _check_names(table: Preprocessing, given: list[str], name: str) -> None:
             )
     for strange in (column for column in given if column not in known):
         raise FedtailorError(
-            f"{name!r} has a column {shown(strange)}, which the model was not trained with: leave it out with "
+            f"{name!r} has a column {shown(strange)}, which the model was not trained with: leave it out, or say "
             f"--columns {shown(f'{strange}=ignore')}."
         )
 

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.data.arrays import encode, is_frame
+from fedtailor.data.arrays import encode
 from fedtailor.data.cells import Cells
 from fedtailor.data.columns import Column, check_named, decide, parse_columns
 from fedtailor.data.csv_file import CsvFile
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from fedtailor.data.unpacking import check_size, reading
-from fedtailor.errors import FedtailorError, brief, listed, shown
+from fedtailor.data.frames import add_array, frame_columns, parquet_names, read_parquet
+from fedtailor.data.unpacking import check_size
+from fedtailor.errors import FedtailorError, listed, shown
 
 LABELS = ("label", "y", "class", "target")
 CLIENT = "client"
@@ -58,7 +59,7 @@ def is_table(path: Path) -> bool:
 def read_table(path: Path, settings: TableSettings, purpose: Purpose) -> Dataset:
     """Read a table from a file."""
     if path.suffix.lower() == ".parquet":
-        return from_columns(path.name, _parquet(path), settings, purpose, f"The file {path}")
+        return from_columns(path.name, read_parquet(path), settings, purpose, f"The file {path}")
     file = _csv_file(path, settings)
     plan = _Plan(file.header(), settings, purpose, f"The file {path}")
     return plan.dataset(path.name, file.cells(plan.header, plan.kinds), file.notes)
@@ -66,7 +67,7 @@ def read_table(path: Path, settings: TableSettings, purpose: Purpose) -> Dataset
 
 def column_names(path: Path, settings: TableSettings) -> list[str]:
     """Read the names of a table's columns alone."""
-    return list(_parquet_names(path)) if path.suffix.lower() == ".parquet" else _csv_file(path, settings).header()
+    return parquet_names(path) if path.suffix.lower() == ".parquet" else _csv_file(path, settings).header()
 
 
 def from_frame(frame: Any, settings: TableSettings, purpose: Purpose, name: str = "table") -> Dataset:
@@ -74,30 +75,6 @@ def from_frame(frame: Any, settings: TableSettings, purpose: Purpose, name: str 
     if isinstance(frame, Sequence):
         return _from_frames(frame, settings, purpose, name)
     return from_columns(name, frame_columns(frame), settings, purpose, "The table")
-
-
-def is_frames(data: Any) -> bool:
-    """Recognise a table of pandas or a library like it, or a list of such tables."""
-    several = isinstance(data, Sequence) and not isinstance(data, str) and len(data) > 0 and all(map(is_frame, data))
-    return is_frame(data) or several
-
-
-def frame_names(data: Any) -> list[str]:
-    """List the columns of a pandas table, of a dictionary, or of the first of several tables."""
-    first = data[0] if isinstance(data, Sequence) else data
-    return [str(name) for name in (first if isinstance(first, Mapping) else first.columns)]
-
-
-def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
-    """Take a pandas table, or a dictionary, apart into its columns."""
-    names = list(frame) if isinstance(frame, Mapping) else list(frame.columns)
-    if len(set(map(str, names))) < len(names):
-        raise FedtailorError("The table names a column twice: name each differently.")
-    try:
-        arrays = {str(name): frame[name] for name in names}
-        return {n: np.asarray(a.to_numpy() if hasattr(a, "to_numpy") else a) for n, a in arrays.items()}
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise FedtailorError(f"The table cannot be read ({brief(error)}).") from None
 
 
 def from_columns(
@@ -113,7 +90,7 @@ def from_columns(
     cells = {}
     for column, (kind, role) in plan.kinds.items():
         cells[column] = Cells(column, lambda row: f"Row {row} of {where[0].lower() + where[1:]}", kind, role)
-        _add_array(cells[column], columns[column])
+        add_array(cells[column], columns[column])
     return plan.dataset(name, cells)
 
 
@@ -130,26 +107,8 @@ def _from_frames(frames: Sequence[Any], settings: TableSettings, purpose: Purpos
         raise FedtailorError(f"Client {sizes.index(0)} has no samples: give at least one.")
     owner = np.repeat(np.arange(len(tables)), sizes)
     joined = {column: np.concatenate([table[column] for table in tables]) for column in tables[0]}
-    named: TableSettings = {**settings, "client_column": (number := "client number")}  # type: ignore[typeddict-item]
+    named: TableSettings = {**settings, "client_column": (number := "client number")}
     return from_columns(name, {**joined, number: owner}, named, purpose, "The table")
-
-
-def _add_array(cells: Cells, array: NDArray[Any]) -> None:
-    """Read a column of a pandas table: numbers as they are, all else by the text that stands for it."""
-    if array.dtype.kind in "iuf":
-        cells.add_numbers(array.astype(np.float64))
-        return
-    if array.dtype.kind == "M":
-        array = np.datetime_as_string(array, unit="s")
-    cells.add([_text(value) for value in array.tolist()], range(len(array)))
-
-
-def _text(value: Any) -> str:
-    """Write a cell of a pandas table as a CSV file has it. What is missing there is not equal to itself, or is called
-    NA or NaT."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
-        return ""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 class _Plan:
@@ -167,7 +126,9 @@ class _Plan:
         self.said = {**self.known, **said}
         for role, column in self.roles.items():
             if said.get(column) not in (None, *(("number", "category") if role == "label" else ())):
-                raise FedtailorError(f"{where} has the {role} in column {shown(column)}: it is no feature, so leave it out of --columns.")
+                raise FedtailorError(
+                    f"{where} has the {role} in column {shown(column)}: it is no feature, so leave it out of --columns."
+                )
 
     def _roles(self, settings: TableSettings, features: set[str]) -> dict[str, str]:
         """Find the columns that are no features: those that the user names, or else those that are called so."""
@@ -183,7 +144,9 @@ class _Plan:
         if asked["client"] is None and CLIENT in self.header and CLIENT not in features:
             asked["client"] = CLIENT
         if (asked["label"] is None and self.purpose.labelled) or asked["label"] not in (None, *self.header):
-            wanted = f"label column {asked['label']!r}" if asked["label"] else f"label column (one of {', '.join(LABELS)})"
+            wanted = (
+                f"label column {asked['label']!r}" if asked["label"] else f"label column (one of {', '.join(LABELS)})"
+            )
             raise FedtailorError(
                 f"{self.where} has no {wanted}: its columns are {listed(self.header)}; "
                 "say which one holds the labels with --label-column."
@@ -259,31 +222,3 @@ class _Plan:
 def _csv_file(path: Path, settings: TableSettings) -> CsvFile:
     separator = settings.get("separator") or ("\t" if path.suffix.lower() == ".tsv" else None)
     return CsvFile.of(path, separator, settings.get("decimal"), settings.get("encoding"))
-
-
-def _parquet_names(path: Path) -> list[str]:
-    with reading(path):
-        return [str(name) for name in _pyarrow().ParquetFile(path).schema_arrow.names]
-
-
-def _parquet(path: Path) -> dict[str, NDArray[Any]]:
-    """Read a Parquet file, if it has no more cells than there is memory for."""
-    parquet = _pyarrow()
-    with reading(path):
-        file = parquet.ParquetFile(path)
-        about = file.metadata
-        unpacked = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-        check_size(path, max(unpacked, 8 * about.num_rows * about.num_columns))
-        table = file.read()
-        names = [str(name) for name in table.column_names]
-        if len(set(names)) < len(names):
-            raise FedtailorError(f"The file {path} names a column twice: name each differently.")
-        return {name: np.asarray(table.column(k).to_numpy()) for k, name in enumerate(names)}
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise FedtailorError("Parquet files need pyarrow: pip install 'fedtailor[parquet]', or save as CSV.") from None
-    return pyarrow.parquet

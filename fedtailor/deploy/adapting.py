@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset, FederatedData
+from fedtailor.data.frames import frame_names, is_frames
 from fedtailor.data.matching import with_columns, without_columns
 from fedtailor.data.preprocessing import Preprocessing
-from fedtailor.data.table import frame_names, is_frames
 from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
@@ -170,7 +170,9 @@ def _new_clients(
         directory = settings.get("data_dir", mine["data_dir"])
         named = {"data": str(data), **columns_in(str(data), directory, _roles(source.result.experiment), settings)}
     elif is_frames(data):
-        named = {name: column for name, column in _roles(source.result.experiment).items() if column in frame_names(data)}
+        named = {
+            name: column for name, column in _roles(source.result.experiment).items() if column in frame_names(data)
+        }
     experiment = make_experiment({**mine, "new_clients": 0, **named, **settings})
     dataset = _matching(_dataset(data, experiment, known.preprocessing), known, own=experiment.labels == "own")
     if dataset.client is None and experiment.clients is None and experiment.partition is None:

@@ -92,7 +92,11 @@ def write_model(
     """Write a model's files and return their paths; the first is the model itself."""
     text = description.model_dump_json(indent=2) + "\n"
     state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-    contents = [save(state, {HEADER: text}), text.encode(), *([onnx.bytes(state, text, description.table)] if onnx else [])]
+    contents = [
+        save(state, {HEADER: text}),
+        text.encode(),
+        *([onnx.bytes(state, text, description.table)] if onnx else []),
+    ]
     files = files_of(stem, onnx is not None)
     stem.parent.mkdir(parents=True, exist_ok=True)
     for file, content in zip(files, contents, strict=True):

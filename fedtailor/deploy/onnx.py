@@ -51,6 +51,11 @@ class OnnxNetwork:
 class OfTable(nn.Module):
     """A network behind the preprocessing of a table, in plain PyTorch."""
 
+    numbers: Tensor
+    flags: Tensor
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, network: nn.Module, table: Preprocessing) -> None:
         super().__init__()
         self.network, self.dtype = network, next(network.parameters()).dtype

@@ -17,9 +17,10 @@ from fedtailor.data.arrays import Array, as_array, as_features, is_frame
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS
 from fedtailor.data.federating import as_inputs
+from fedtailor.data.frames import frame_names
 from fedtailor.data.loading import table_path
 from fedtailor.data.matching import columns_of, match, with_columns, without_columns
-from fedtailor.data.table import Purpose, TableSettings, column_names, frame_names, from_frame
+from fedtailor.data.table import Purpose, TableSettings, column_names, from_frame
 from fedtailor.deploy.model_file import built, read_model
 from fedtailor.errors import FedtailorError, brief, unknown, warn
 from fedtailor.local.descent import EVALUATION_BATCH

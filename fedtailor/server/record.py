@@ -180,9 +180,10 @@ class RunDirectory:
         recorded = self.partition()
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
-        if recorded.preprocessing != describe(data).get("preprocessing"):
+        found = Partition(**describe(data), network=network)
+        if recorded.preprocessing != found.preprocessing:
             raise FedtailorError(f"The preprocessing is not that of the run in {self.path}: its table has changed.")
-        if recorded != Partition(**describe(data), network=network):
+        if recorded != found:
             raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
 
     # --- what it has done ---
