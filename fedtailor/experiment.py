@@ -206,7 +206,7 @@ class Experiment(_Strict):
     @field_validator("columns", mode="before")
     @classmethod
     def _columns(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
             return value
         parts = [f"{name}={kind}" for name, kind in value.items()]
         return ", ".join(f'"{part}"' if "," in part else part for part in parts)

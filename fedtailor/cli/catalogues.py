@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.cli.display import definition_table, json_text, out, plain_table, visible
-from fedtailor.cli.features import describe_features, show_features
 from fedtailor.cli.options import experiment_options
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import make_experiment
@@ -121,6 +120,7 @@ def data(
             )
         _list_data(directory, json)
         return
+    from fedtailor.cli.features import describe_features, show_features
     from fedtailor.server.record import describe
     from fedtailor.simulation import load_dataset, partition_data
 

@@ -43,7 +43,8 @@ def load(
     own = None if base in DATA_SETS else _own_path(name, root)
     table, folder = own is not None and is_table(own), own is not None and own.is_dir()
     if not table and (said := next((key for key, value in settings.items() if value is not None), None)):
-        raise FedtailorError(f"--{said.replace('_', '-')} is for tables such as CSV files: leave it out for {name!r}.")
+        option = f"--{said.replace('_', '-')}"
+        raise FedtailorError(f"Options like {option} are for CSV files and other tables: leave it out for {name!r}.")
     if image_size is not None and not folder:
         raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
     if own is None:

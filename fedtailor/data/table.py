@@ -205,7 +205,7 @@ class _Plan:
     def _role(self, role: str, cells: Cells) -> tuple[Tensor, tuple[str, ...]]:
         """Number the values of a column that is no feature."""
         if cells.numbers is not None:
-            return torch.from_numpy(cells.numbers), ()
+            return torch.from_numpy(cells.numbers)[:, None], ()  # a network has one output for it
         if role == "split":
             for text, line in zip(cells.texts, cells.lines, strict=True):
                 if text.lower() not in PARTS:

@@ -327,7 +327,7 @@ def describe(data: FederatedData) -> Plain:
         "new": sorted(data.new),
         **splits,
         "fingerprint": data.fingerprint(),
-        **({"preprocessing": data.preprocessing.model_dump(mode="json")} if data.preprocessing else {}),
+        "preprocessing": data.preprocessing and data.preprocessing.model_dump(mode="json"),
     }
 
 
