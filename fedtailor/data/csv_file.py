@@ -72,7 +72,9 @@ class CsvFile:
         if not any(header) or all(number(cell, self.decimal) is not None for cell in header):
             raise FedtailorError(f"The file {self.path} has no header: its first line must name the columns.")
         if any("\0" in name for name in header):
-            raise FedtailorError(f"The file {self.path} is no text in {self.encoding}: say --encoding, such as utf-16-le.")
+            raise FedtailorError(
+                f"The file {self.path} is no text in {self.encoding}: say --encoding, such as utf-16-le."
+            )
         if len(set(header)) < len(header):
             twice = next(name for name, times in Counter(header).items() if times > 1)
             raise FedtailorError(f"The file {self.path} names a column twice, {shown(twice)}: name each differently.")
