@@ -45,12 +45,13 @@ def run(
 
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
-    Objects may stand for names: a `Method` or its class, a list of one (x, y) per client, an `nn.Module` or what makes
-    one, a loss function. A complete `Experiment` in place of the method takes no further settings. With `out`, the run
-    is recorded in that directory as it goes and can be resumed; without, nothing is written.
+    Objects may stand for names: a `Method` or its class, a list of one (x, y) per client, a pandas table, a module of
+    `torch.nn` or what makes one, a loss function. A complete `Experiment` in place of the method takes no further
+    settings. With `out`, the run is recorded in that directory as it goes and can be resumed; without, nothing is
+    written.
     """
     if isinstance(method, Experiment):
-        if settings or (data, model, loss) != ("digits", "mlp", "cross-entropy"):
+        if settings or [str(given) for given in (data, model, loss)] != ["digits", "mlp", "cross-entropy"]:
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
         return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
     names, objects = names_and_objects(data, model, loss)

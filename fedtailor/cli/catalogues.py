@@ -172,7 +172,7 @@ def _list_data(directory: str | None, json: bool) -> None:
         )
     )
     out.print(
-        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/image.",
+        "Your own: the path of an .npz (x, y, client), a .csv or .parquet, or a folder of client/class/image.",
         highlight=False,
     )
 

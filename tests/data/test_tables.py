@@ -246,3 +246,29 @@ def test_pandas_tables_are_read_like_their_files(tmp_path: Path) -> None:
         from_list([frame, frame.drop(columns="age")])
     with pytest.raises(FedtailorError, match="Row 1 of the table has 'x' in column 'ward'"):
         load_dataset(make_experiment({"columns": "ward=number"}), frame.assign(ward=["1", "x", "2", "3"]))
+
+
+def test_parquet_is_read_like_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "age": [61.5, None, 44.0, 50.0],
+        "beds": [3, None, 4, 5],
+        "ward": ["icu", None, "surgery", "icu"],
+        "smoker": [True, False, None, True],
+        "label": ["ill", "ill", "healthy", "ill"],
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "own.parquet")
+    data = load(str(tmp_path / "own.parquet"))
+    assert [(c.name, c.kind, c.values) for c in data.columns] == [
+        *(("age", "number", ()), ("beds", "number", ())),
+        *(("ward", "category", ("icu", "surgery")), ("smoker", "category", ("False", "True"))),
+    ]
+    assert same(data.x, [[61.5, 3, 0, 1], [NAN, NAN, NAN, 0], [44, 4, 1, NAN], [50, 5, 0, 1]])
+    content = (tmp_path / "own.parquet").read_bytes()
+    with pytest.raises(FedtailorError, match="cannot be read"):
+        read(tmp_path, content[:-10], "own.parquet")
+    parquet.write_table(arrow.table({"a": [1.0] * 3_000_000, "label": [1] * 3_000_000}), tmp_path / "own.parquet")
+    monkeypatch.setenv("FEDTAILOR_DATA_LIMIT", "0.01")
+    with pytest.raises(FedtailorError, match=r"0\.01 GB is the most"):
+        load(str(tmp_path / "own.parquet"))
