@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from fedtailor.data import Clients, Dataset
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.errors import FedtailorError, unknown, warn
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
@@ -128,7 +128,7 @@ def compare(
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
-    if out is not None and objects != Objects():
+    if out is not None and objects.given:
         raise FedtailorError("A comparison that is recorded needs names for data, model and loss: leave out= away.")
     if tune is not None:
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
@@ -237,7 +237,7 @@ def tune(
     are then names. `on_trial` is called with the method and each trial.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, settings)
-    if out is not None and objects != Objects():
+    if out is not None and objects.given:
         raise FedtailorError("A tuning that is recorded needs names for data, model and loss: leave out= away.")
     work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
     work.begin()
@@ -278,7 +278,12 @@ def advise(
     """
     names, objects = names_and_objects(data, model, loss)
     experiment = make_experiment({**names, "validation": 0.2, **settings})
-    return race(experiment, budget, tuple(map(_named, methods)), objects=objects)
+
+    def describe(data: FederatedData) -> None:
+        for note in data.notes:
+            warn(note)
+
+    return race(experiment, budget, tuple(map(_named, methods)), objects=objects, on_data=describe)
 
 
 def report(

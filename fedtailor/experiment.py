@@ -22,7 +22,12 @@ from fedtailor.schedule import RateSchedule
 # What decides about the clients and their samples (beside the seed).
 DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "stratify", "test", "validation", "min_samples", "max_train",
-    "new_clients", "pixels", "labels", "label_column", "client_column", "image_size",
+    "new_clients", "pixels", "labels", "label_column", "client_column", "group", "split_column", "columns",
+    "preprocessing", "separator", "decimal", "encoding", "image_size",
+)  # fmt: skip
+# What may be said of a table, such as a CSV file.
+TABLE_SETTINGS = (
+    "label_column", "client_column", "group", "split_column", "columns", "separator", "decimal", "encoding",
 )  # fmt: skip
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
 EXECUTION_ONLY = {
@@ -32,7 +37,9 @@ EXECUTION_ONLY = {
 # Where `tune` looks for settings of the experiment; a method declares the ranges of its own parameters.
 SEARCH = {"lr": "0.001..1:log"}
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
-NEW_DATA_SETTINGS = tuple(name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels"))
+NEW_DATA_SETTINGS = tuple(
+    name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing")
+)
 
 
 FILE_LIMIT = 1_000_000  # characters of an experiment file
@@ -116,10 +123,26 @@ class Experiment(_Strict):
     method: str = Field("fedavg", description="a method's name, or module:Class")
     parameters: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
 
-    data: str = Field("digits", description="a data set's name, or the path of your own (npz, csv, folder)")
+    data: str = Field("digits", description="a data set's name, or the path of your own (npz, table, folder)")
     data_dir: str | None = Field(None, description="where data sets lie [FEDTAILOR_DATA, else ./data]")
-    label_column: str | None = Field(None, description="the label column of a CSV file")
-    client_column: str | None = Field(None, description="the client column of a CSV file")
+    label_column: str | None = Field(None, description="the label column of a table [label, y, class or target]")
+    client_column: str | None = Field(None, description="the client column of a table [client]")
+    group: str | None = Field(
+        None, description="a column of a table: samples with the same value (one patient's) stay together in a split"
+    )
+    split_column: str | None = Field(None, description="a column of a table that says train, validation or test")
+    columns: str | None = Field(
+        None,
+        description="columns of a table by what they are, as in 'age=number, ward=category, id=ignore' [found out]",
+    )
+    preprocessing: Literal["federated", "per-client", "none"] = Field(
+        "federated",
+        description="how the numbers of a table are standardised: by the mean and the deviation that all clients agree "
+        "on, by each client's own, or not at all",
+    )
+    separator: str | None = Field(None, description="the separator of a CSV file: a character, or tab [found out]")
+    decimal: str | None = Field(None, description="the decimal mark of a CSV file, . or , [found out]")
+    encoding: str | None = Field(None, description="the encoding of a CSV file [found out]")
     image_size: int | None = Field(None, ge=1, le=MOST, description="resize the images of a folder to this square")
     pixels: Literal["unit", "signed"] = Field("unit", description="pixels in [0, 1] or in [-1, 1]")
     labels: Literal["shared", "own"] = Field(
@@ -252,6 +275,14 @@ class Experiment(_Strict):
         except (AttributeError, TypeError, ValueError, OverflowError):
             raise ValueError("none, balanced, or one number of at least 0 for each class, like 0.2,0.8") from None
 
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _columns(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+            return value
+        parts = [f"{name}={kind}" for name, kind in value.items()]
+        return ", ".join(f'"{part}"' if "," in part else part for part in parts)
+
     @field_validator("participation", mode="before")
     @classmethod
     def _participation(cls, value: Any) -> str:
@@ -296,6 +327,13 @@ class Settings(TypedDict, total=False):
     data_dir: str | None
     label_column: str | None
     client_column: str | None
+    group: str | None
+    split_column: str | None
+    columns: str | Mapping[str, str] | None
+    preprocessing: Literal["federated", "per-client", "none"]
+    separator: str | None
+    decimal: str | None
+    encoding: str | None
     image_size: int | None
     pixels: Literal["unit", "signed"]
     labels: Literal["shared", "own"]

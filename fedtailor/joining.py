@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from fedtailor.data import Clients, Dataset, FederatedData, Join, from_list
-from fedtailor.data import load as load_data
+from fedtailor.data import Clients, Dataset, FederatedData, Join
+from fedtailor.data.frames import frame_names, is_frames
 from fedtailor.data.loading import columns_in
+from fedtailor.data.matching import with_columns, without_columns
+from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.errors import FedtailorError, listed, shown
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.local.inputs import sample_shape, shape_words
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.record import RunDirectory
-from fedtailor.simulation import Objects, Simulation, partition_data, prepare
+from fedtailor.simulation import Objects, Simulation, load_dataset, partition_data, prepare
 
 Data = str | Path | Dataset | Clients
 Additions = str | Path | Sequence[str | Path] | Mapping[str, Any]
@@ -35,15 +37,18 @@ def new_clients(
     they name, or one with all samples, or as `settings` say. Refuse another input shape, and classes that the run does
     not have."""
     mine = {name: v for name, v in experiment.model_dump().items() if name not in NEW_DATA_SETTINGS or name in KEPT}
+    roles = {name: getattr(experiment, name) for name in ("label_column", "client_column", "group", "split_column")}
     named: dict[str, Any] = {}
     if isinstance(data, (str, Path)):
-        columns = {name: getattr(experiment, name) for name in ("label_column", "client_column")}
-        named = {"data": str(data), **columns_in(str(data), settings.get("data_dir", mine["data_dir"]), columns)}
+        directory = settings.get("data_dir", mine["data_dir"])
+        named = {"data": str(data), **columns_in(str(data), directory, roles, settings)}
+    elif is_frames(data):
+        named = {name: column for name, column in roles.items() if column in frame_names(data)}
     asked = make_experiment({**mine, "new_clients": 0, **named, **settings})
-    dataset = _matching(_dataset(data, asked), known, own=asked.labels == "own")
+    dataset = _matching(_dataset(data, asked, known.preprocessing), known, own=asked.labels == "own")
     if dataset.client is None and asked.clients is None and asked.partition is None:
         asked = asked.model_copy(update={"clients": 1, "partition": "iid", "min_samples": 1})
-    federated = partition_data(asked, dataset).to(known.x.device)
+    federated = partition_data(asked, dataset, known.preprocessing).to(known.x.device)
     if len(federated.classes) > len(known.classes):
         raise FedtailorError(
             f"A client of {federated.name!r} has {len(federated.classes)} classes, but none of the run's had more than "
@@ -52,24 +57,20 @@ def new_clients(
     return replace(federated, classes=known.classes), asked
 
 
-def _dataset(data: Data, experiment: Experiment) -> Dataset:
-    """Load data by name or path; objects are taken as they are."""
-    if isinstance(data, (str, Path)):
-        return load_data(
-            experiment.data,
-            experiment.data_dir,
-            label_column=experiment.label_column,
-            client_column=experiment.client_column,
-            image_size=experiment.image_size,
-        )
-    return data if isinstance(data, Dataset) else from_list(data, gaps=True)
+def _dataset(data: Data, experiment: Experiment, table: Preprocessing | None) -> Dataset:
+    """Load data by name or path, objects as they are, in the columns of the run's table if that had some."""
+    given = None if isinstance(data, (str, Path)) else data
+    dataset = load_dataset(experiment, given, table.kinds() if table else None, gaps=True)
+    if table is not None:
+        return with_columns(dataset, table)
+    return without_columns(dataset) if dataset.columns else dataset
 
 
 def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
     """Number a data set's classes as in the run. Refuse another input shape, and classes that the run does not have.
     Where labels are each client's own, their names do not matter."""
     shape, wanted = (shape_words(sample_shape(x)) for x in (dataset.x, known.x))
-    if shape != wanted:
+    if not dataset.columns and shape != wanted:
         raise FedtailorError(f"The samples of {dataset.name!r} have the shape {shape}, but the run's have {wanted}.")
     if bool(dataset.classes) != bool(known.classes) or dataset.y.shape[1:] != known.y.shape[1:]:
         raise FedtailorError(f"The targets of {dataset.name!r} are not of the run's kind: classes, or so many numbers.")

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from pydantic import ValidationError
 
 from fedtailor.data import Clients, Dataset
-from fedtailor.errors import FedtailorError, shown, unknown
+from fedtailor.errors import FedtailorError, shown, unknown, warn
 from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
 from fedtailor.imports import object_name
 from fedtailor.joining import Additions, add, run_data
@@ -48,12 +48,12 @@ def run(
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
     Objects may stand for names: a `Method` or its class, a list of one (x, y) per client or a dictionary of them by
-    name, an `nn.Module` or what makes one, a loss function. A complete `Experiment` in place of the method takes no
-    further settings. With `out`, the run is recorded in that directory as it goes and can be resumed; without, nothing
-    is written.
+    name, a pandas table, an `nn.Module` or what makes one, a loss function. A complete `Experiment` in place of the
+    method takes no further settings. With `out`, the run is recorded in that directory as it goes and can be resumed;
+    without, nothing is written.
     """
     if isinstance(method, Experiment):
-        if settings or (data, model, loss) != ("digits", "mlp", "cross-entropy"):
+        if settings or [str(given) for given in (data, model, loss)] != ["digits", "mlp", "cross-entropy"]:
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
         return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
     names, objects = names_and_objects(data, model, loss)
@@ -91,7 +91,10 @@ def run_experiment(
 ) -> RunResult:
     """Run a complete experiment."""
     with isolated():
-        return run_prepared(experiment, prepare(experiment, objects or Objects()), out, on_round, on_start)
+        prepared = prepare(experiment, objects or Objects())
+        for note in prepared.data.notes:
+            warn(note)
+        return run_prepared(experiment, prepared, out, on_round, on_start)
 
 
 def run_prepared(

@@ -6,19 +6,23 @@ Every check that needs no round is made here, before the first file is written.
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
+from fedtailor.data.frames import is_frames
+from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.experiment import Experiment
+from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.fitting import fit_inputs, try_out
 from fedtailor.imports import import_object
 from fedtailor.local.augmentation import Augmentation
@@ -56,6 +60,11 @@ class Objects:
     data: Dataset | FederatedData | Clients | None = None
     model: ModelLike | None = None
     loss: Loss | None = None
+
+    @property
+    def given(self) -> bool:
+        """True if there are any."""
+        return any(value is not None for value in vars(self).values())
 
 
 class Initialiser:
@@ -300,23 +309,16 @@ class Simulation:
         return self.sites.store.get(client)
 
 
-def partition_data(experiment: Experiment, given: Dataset | Clients | None = None) -> FederatedData:
-    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device)."""
+def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
+    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device).
+
+    `table` is the preprocessing of an earlier federation, in place of the experiment's.
+    """
     with torch.device("cpu"):
-        return _partition_data(experiment, given)
+        return _partition_data(experiment, load_dataset(experiment, given), table)
 
 
-def _partition_data(experiment: Experiment, given: Dataset | Clients | None) -> FederatedData:
-    if given is None:
-        dataset = load(
-            experiment.data,
-            experiment.data_dir,
-            label_column=experiment.label_column,
-            client_column=experiment.client_column,
-            image_size=experiment.image_size,
-        )
-    else:
-        dataset = given if isinstance(given, Dataset) else from_list(given)
+def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessing | None) -> FederatedData:
     return federate(
         dataset,
         partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
@@ -331,8 +333,32 @@ def _partition_data(experiment: Experiment, given: Dataset | Clients | None) -> 
         new_clients=experiment.new_clients,
         pixels=experiment.pixels,
         labels=experiment.labels,
+        preprocessing=table or experiment.preprocessing,
         dtype=getattr(torch, experiment.dtype),
     )
+
+
+def load_dataset(
+    experiment: Experiment, given: Any = None, knows: Mapping[str, str] | None = None, gaps: bool = False
+) -> Dataset:
+    """Load the experiment's data, or make a data set of what is given in their place. `knows` has the kinds of the
+    columns of an earlier table; with `gaps`, most classes of a list may be missing."""
+    if isinstance(given, Dataset):
+        return given
+    table: TableSettings = {name: getattr(experiment, name) for name in TABLE_SETTINGS}  # type: ignore[assignment]
+    regression = experiment.loss == "mse"
+    if given is None:
+        return load(
+            experiment.data,
+            experiment.data_dir,
+            image_size=experiment.image_size,
+            regression=regression,
+            knows=knows,
+            **table,
+        )
+    if is_frames(given):
+        return from_frame(given, table, Purpose(regression=regression, knows=knows))
+    return from_list(given, gaps=gaps)
 
 
 def find_device(name: str) -> torch.device:

@@ -47,14 +47,12 @@ def test_new_data_may_leave_out_classes(tmp_path: Path) -> None:
     assert len(new.models) == 1
 
 
-def test_tables_stand_for_arrays_and_not_for_clients() -> None:
+def test_tables_may_stand_for_arrays() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(X, columns=list("abcd")).assign(label=Y)
     features = table[list("abcd")]
-    with pytest.raises(ft.FedtailorError, match="The data are a DataFrame, not a list of clients: give one pair"):
-        ft.run("fedavg", data=table, **SMALL)
-    with pytest.raises(ft.FedtailorError, match=r"Client 0 of 'list' is one table: give a pair \(x, y\)"):
-        ft.run("fedavg", data=[table, table], **SMALL)
+    with pytest.raises(ft.FedtailorError, match=r"Client 1 of 'list' is one table: give a pair \(x, y\)"):
+        ft.run("fedavg", data=[(features, table["label"]), table], **SMALL)
     pairs = [(features[:30], table["label"][:30]), (features[30:], table["label"][30:])]
     same = [ft.run("fedavg", data=data, **SMALL).rounds[-1].loss for data in (pairs, clients())]
     assert same[0] == same[1]

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.display import err, json_text, marked, out, percent, plain_table, progress_bars
+from fedtailor.cli.display import data_lines, err, json_text, marked, out, percent, plain_table, progress_bars
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
+    from fedtailor.data import FederatedData
     from fedtailor.studies.advice import Advice
 
 SECONDS = 90.0
@@ -51,8 +52,12 @@ def advise(
         def report(title: str, done: int, total: int) -> None:
             bars.update(task, description=title, completed=done, total=total)
 
+        def describe(data: "FederatedData") -> None:
+            for line in [] if json else data_lines([data]):
+                bars.console.print(line, highlight=False, soft_wrap=True)
+
         try:
-            advice = ask(experiment, budget, tuple(method) if method else SHORTLIST, report)
+            advice = ask(experiment, budget, tuple(method) if method else SHORTLIST, report, on_data=describe)
         except KeyboardInterrupt:
             err.print("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.display import definition_table, json_text, out, plain_table, print_setup, setup_lines, visible
+from fedtailor.cli.display import definition_table, json_text, out, plain_table, print_setup, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, make_experiment
@@ -138,7 +138,7 @@ def _show_network(experiment: Experiment, json: bool) -> None:
     out.print(
         definition_table(f"{visible(setup.network)} on {experiment.data}", ("layer", "kind", "part", "numbers"), cells)
     )
-    print_setup(setup_lines([setup])[:-1])
+    print_setup(network_lines([setup])[:-1])
 
 
 @experiment_options("Data")
@@ -148,34 +148,48 @@ def data(
         str | None, typer.Argument(metavar="NAME", help="a data set, to see how it is partitioned", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
+    client: Annotated[
+        str | None, typer.Option(metavar="ID", help="of a table: the columns of this client", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the data sets; with a NAME, show how it is partitioned among clients.
 
     The table has the number of each client's training, validation and test samples, and of its samples of each class.
+    Of a CSV file or another table, it also shows the columns: what each is, its range or its values, missing cells.
 
     [bold]Examples[/]
 
     fedtailor data
 
     fedtailor data digits --clients 10 --partition dirichlet:0.3
+
+    fedtailor data patients.csv --label-column diagnosis --client-column hospital
     """
     directory = settings.get("data_dir")
     if data is None:
-        if len(settings) > (directory is not None):
+        if client is not None or len(settings) > (directory is not None):
             raise FedtailorError(
                 "These options say how a data set is partitioned: name one, as in `fedtailor data digits`."
             )
         _list_data(directory, json)
         return
+    from fedtailor.cli.features import describe_features, show_features
     from fedtailor.server.record import describe
-    from fedtailor.simulation import partition_data
+    from fedtailor.simulation import load_dataset, partition_data
 
-    federated = partition_data(make_experiment({**settings, "data": data, "seed": seed}))
+    experiment = make_experiment({**settings, "data": data, "seed": seed})
+    dataset = load_dataset(experiment)
+    federated = partition_data(experiment, dataset)
+    if client is not None and not dataset.columns:
+        raise FedtailorError(f"--client shows the columns of a table: leave it out for {data!r}.")
     if json:
-        _print_json(describe(federated))
-    else:
+        _print_json({**describe(federated), **(describe_features(dataset, federated) if dataset.columns else {})})
+        return
+    if client is None:
         _show_partition(federated)
+    if dataset.columns:
+        show_features(dataset, federated, client)
 
 
 def _list_data(directory: str | None, json: bool) -> None:
@@ -212,7 +226,8 @@ def _list_data(directory: str | None, json: bool) -> None:
         )
     )
     out.print(
-        "Your own: the path of an .npz (x, y, client), a .csv, or a folder of client/class/image or of x.npy, y.npy.",
+        "Your own: the path of an .npz (x, y, client), a .csv or .parquet, a folder of client/class/image or of x.npy, "
+        "y.npy, or LEAF's JSON.",
         highlight=False,
     )
 

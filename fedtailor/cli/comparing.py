@@ -110,7 +110,7 @@ def compare(
             work = Comparing(_tuned(comparison, tune, place), place)
         with out.status("setting up"):
             todo, lines = work.todo(), dict[str, None]()
-            work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared.setup]))))
+            work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
         if tune is None:  # else it is said already
             print_setup(lines)
         _perform(work, todo)

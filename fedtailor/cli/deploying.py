@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.display import decimals, err, json_text, out, percent, plain_table, progress_bars, visible
+from fedtailor.cli.display import decimals, err, json_text, marked, out, percent, plain_table, progress_bars, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
@@ -112,7 +112,9 @@ def _show_model(files: list[Path], about: "Description") -> None:
         out.print("  " + line.replace(files[0].name, str(files[0])), highlight=False, soft_wrap=True)
 
 
+@experiment_options("Table")
 def predict(
+    settings: dict[str, Any],
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)", show_default=False)],
     data: Annotated[
         str | None,
@@ -133,12 +135,6 @@ def predict(
         str | None,
         typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
     ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help=r"the label column of a CSV file \[as in training]", show_default=False)
-    ] = None,
-    client_column: Annotated[
-        str | None, typer.Option(help=r"the client column of a CSV file \[as in training]", show_default=False)
-    ] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="resize the images of a folder to this square", show_default=False)
     ] = None,
@@ -155,7 +151,8 @@ def predict(
     """Predict with a model file: classes and probabilities, and the accuracy if there are labels.
 
     The samples are those of a data set, in its order. Your own files may come without labels: an npz without y, a CSV
-    without a label column, a folder with nothing but images.
+    without a label column, a folder with nothing but images. The columns of a table are matched by name: it needs those
+    that the model was trained with, in any order.
 
     [bold]Examples[/]
 
@@ -165,7 +162,6 @@ def predict(
     """
     if (data is None) == (run is None):
         raise FedtailorError("Say which samples to predict: with --data NAME, or with --run DIR.")
-    from fedtailor.data import load
     from fedtailor.deploy.model_file import check_free
     from fedtailor.deploy.predicting import Model
     from fedtailor.files import write_atomically
@@ -174,12 +170,12 @@ def predict(
         check_free([to], overwrite)
     reader = Model(model, network)
     if run is not None:
-        x, labels = reader.of_run(run, client, part, data_dir)
+        samples = reader.of_run(run, client, part, data_dir)
     else:
-        columns = reader.columns(str(data), data_dir, label_column, client_column)
-        found = load(str(data), data_dir, **columns, image_size=image_size, labelled=False)
-        x, labels = reader.of_data(found, client, part)
-    predictions = reader.predict(x, labels)
+        samples = reader.of_data(reader.load(str(data), data_dir, image_size, **settings), client, part)
+    for note in samples.notes:
+        err.print(marked("Note:", "yellow", note), soft_wrap=True)
+    predictions = reader.predict(samples.inputs, samples.labels)
     if to is not None:
         to.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(to, predictions.csv())

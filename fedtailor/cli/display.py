@@ -32,15 +32,17 @@ from fedtailor.text import (
 )
 
 if TYPE_CHECKING:
+    from fedtailor.data import FederatedData
     from fedtailor.result import RunResult
     from fedtailor.server.loop import Loop
     from fedtailor.server.records import RoundRecord
     from fedtailor.server.setup import Setup
+    from fedtailor.simulation import Prepared
 
 __all__ = [
-    "RoundProgress", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time", "json_text",
-    "marked", "out", "percent", "plain_table", "print_setup", "progress_bars", "results_table", "setup_lines",
-    "visible",
+    "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time",
+    "json_text", "marked", "network_lines", "out", "percent", "plain_table", "print_setup", "progress_bars",
+    "results_table", "setup_lines", "visible",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
@@ -165,11 +167,23 @@ def _title(result: "RunResult") -> str:
     return f"{experiment.data}, {len(result.rounds)} of {experiment.rounds} rounds, seed {experiment.seed}"
 
 
-def setup_lines(setups: Sequence["Setup"]) -> list[str]:
+def setup_lines(prepared: Sequence["Prepared"]) -> list[str]:
+    """Say what the columns of a table are, which layers are body, head and frozen, and what leaves a client."""
+    said = data_lines([ready.data for ready in prepared])
+    return list(dict.fromkeys([*said, *network_lines([ready.setup for ready in prepared])]))
+
+
+def network_lines(setups: Sequence["Setup"]) -> list[str]:
     """Say which layers are body, head and frozen, and what leaves a client in a round."""
     lines = [(line == lines[-1], line) for setup in setups for lines in [setup.lines()] for line in lines]
     ordered = [line for last, line in lines if not last] + [line for last, line in lines if last]
     return [visible(line) for line in dict.fromkeys(ordered)]
+
+
+def data_lines(data: Sequence["FederatedData"]) -> list[str]:
+    """Say what the columns of a table are, and what the user should know of the data."""
+    lines = [f"Table {of.name}: {of.preprocessing.in_words()}." for of in data if of.preprocessing]
+    return list(dict.fromkeys([*lines, *(f"Note: {note}" for of in data for note in of.notes)]))
 
 
 def print_setup(lines: Iterable[str]) -> None:

@@ -10,7 +10,15 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError, shown
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, Evaluation, Experiment, in_sections, parse_toml
+from fedtailor.experiment import (
+    DATA_SETTINGS,
+    NEW_DATA_SETTINGS,
+    TABLE_SETTINGS,
+    Evaluation,
+    Experiment,
+    in_sections,
+    parse_toml,
+)
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",
@@ -20,6 +28,7 @@ TRAINING_SETTINGS = (
 GROUPS = {
     "Data": DATA_SETTINGS,
     "New data": NEW_DATA_SETTINGS,
+    "Table": TABLE_SETTINGS,
     "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),

@@ -13,6 +13,7 @@ from fedtailor.cli.display import (
     err,
     human_bytes,
     json_text,
+    network_lines,
     out,
     percent,
     plain_table,
@@ -83,7 +84,7 @@ def run(
         _interrupted(None)
     from fedtailor.runs import run_prepared
 
-    print_setup(setup_lines([ready.setup for ready in prepared]))
+    print_setup(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
@@ -182,7 +183,7 @@ def show(
         typer.echo(json_text({**result.summary(), "per_client": clients}))
         return
     if setup := RunDirectory(directory).setup():
-        print_setup(setup_lines([setup]))
+        print_setup(network_lines([setup]))
     if not result.rounds:
         out.print(f"{directory}: no round is finished yet. Continue with: fedtailor resume {directory}")
         return

@@ -122,7 +122,7 @@ def parse_ranges(words: list[str]) -> dict[str, str]:
 def begin(work: "Tuner", quiet: bool = False) -> None:
     """Check everything, and say what is tuned."""
     lines = dict[str, None]()
-    work.begin(lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared.setup]))))
+    work.begin(lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
     if not quiet:
         print_setup(lines)
 

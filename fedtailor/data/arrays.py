@@ -93,18 +93,23 @@ def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Da
     """Make a data set from a list with one entry per client, or from a dictionary, whose keys name the clients.
 
     An entry is a pair (x, y) of tensors or arrays, a dictionary with the keys x, y and, if you like, group and split,
-    or a torch Dataset of pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression. The
-    classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be missing.
+    a torch Dataset of pairs (x, y), or a pandas table with a label column. Whole numbers in y are classes, fractions
+    the targets of a regression. The classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be
+    missing.
     """
     kind = "dictionary" if isinstance(parts, Mapping) else "list"
     name = name or kind
     if not isinstance(parts, (Sequence, Mapping)) or isinstance(parts, (str, bytes)):
         raise FedtailorError(
             f"The data are a {type(parts).__name__}, not a list of clients: give one pair (x, y) of arrays for each "
-            f"client{_EXAMPLE if _is_frame(parts) else ', as in [(x0, y0), (x1, y1)]'}."
+            f"client{_EXAMPLE if is_frame(parts) else ', as in [(x0, y0), (x1, y1)]'}."
         )
     if not parts:
         raise FedtailorError(f"The {kind} {name!r} is empty: give one entry per client.")
+    if all(map(is_frame, parts.values() if isinstance(parts, Mapping) else parts)):
+        from fedtailor.data.table import Purpose, from_frame
+
+        return from_frame(parts, {}, Purpose(), name)
     named = parts if isinstance(parts, Mapping) else {str(number): part for number, part in enumerate(parts)}
     if strange := [key for key in named if not (isinstance(key, str) and key.strip())]:
         raise FedtailorError(f"The key {shown(strange[0])} of {name!r} names no client: give a text that is not empty.")
@@ -206,7 +211,7 @@ def _kind(x: Inputs) -> str:
 
 
 def _pair(part: Any, who: str, name: str) -> tuple[Inputs, Tensor]:
-    if _is_frame(part):
+    if is_frame(part):
         raise FedtailorError(f"{who} is one table: give a pair (x, y) of its features and its labels{_EXAMPLE}.")
     if not (isinstance(part, (tuple, list)) and len(part) == 2 and _are_inputs(part[0]) and _is_array(part[1])):
         try:
@@ -248,7 +253,7 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
 
 
-def _is_frame(value: object) -> bool:
+def is_frame(value: object) -> bool:
     """Recognise a table of pandas, or of a library like it."""
     return hasattr(value, "to_numpy") and hasattr(value, "columns")
 
@@ -291,7 +296,7 @@ def as_features(x: Any, name: str, double: bool = False, alone: bool = True) -> 
     return torch.from_numpy(x[:, None] if x.ndim == 1 and alone else x)
 
 
-def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...]]:
+def encode(values: Array | list[str], what: str, hint: str = "") -> tuple[Tensor, tuple[str, ...]]:
     """Number the different values 0, 1, … in sorted order; return each sample's number, and the values as names.
 
     Values that are all numbers go by value, however they are written: 2 before 10, and 1, 1.0 and 01 are the same.
@@ -311,7 +316,7 @@ def encode(values: Array | list[str], what: str) -> tuple[Tensor, tuple[str, ...
         texts = [str(value) for value in different.tolist()]
     numbers = [_number(text) for text in texts]
     if None not in numbers and any(isinstance(number, float) for number in numbers):
-        raise FedtailorError(f"{what} hold fractions or NaN: give whole numbers or names.")
+        raise FedtailorError(f"{what} hold fractions or NaN: give whole numbers or names{hint}.")
     keys: list[Any] = list(texts if None in numbers else numbers)
     written: dict[Any, list[str]] = {key: [] for key in sorted(set(keys))}
     for key, text in zip(keys, texts, strict=True):

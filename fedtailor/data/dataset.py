@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError
+from fedtailor.data.columns import Column
+from fedtailor.errors import FedtailorError, shown
 from fedtailor.local.inputs import Inputs, Lazy, Several, tensors
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -32,6 +33,9 @@ class Dataset:
     group: Tensor | None = None  # int64: a client's samples of one group are partitioned and split together
     own_split: bool = False  # the split is the user's own: it is kept unless another is asked for
     tokens: int | None = None  # number of different tokens, if x holds these; token 0 is padding
+    columns: tuple[Column, ...] = ()  # of a table: x is float64, a category its number, a missing cell NaN
+    ignored: tuple[str, ...] = ()  # columns of a table that are neither features nor labels nor clients
+    notes: tuple[str, ...] = ()  # what the user should know of how the data were read
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -41,6 +45,15 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def cells(self) -> Tensor:
+        """The samples of a table, or others that are one tensor in memory."""
+        if not isinstance(self.x, Tensor):
+            raise FedtailorError(
+                f"The samples of {self.name!r} are no table: they have several inputs, or are on a disk."
+            )
+        return self.x
 
     def units(self) -> tuple[Ints, Ints]:
         """Find the units of a partition: single samples, or groups, where equal ones of two clients are different.
@@ -84,6 +97,9 @@ def _check_lengths(data: Dataset) -> None:
 
 
 def _check_features(data: Dataset) -> None:
+    if data.columns:
+        _check_table(data)
+        return
     parts = data.x.parts if isinstance(data.x, Several) else (data.x,)
     for part in parts:
         if len(part) != len(parts[0]):
@@ -121,6 +137,26 @@ def check_samples(name: str, x: Inputs, alone: bool = True) -> None:
             f"The features of {name!r} are not all finite: {int(bad.sum())} of {len(bad)} samples hold "
             f"NaN or Inf, the first is sample {int(bad.nonzero()[0])}; clean the data first."
         )
+
+
+def _check_table(data: Dataset) -> None:
+    x = data.cells
+    if x.dtype != torch.float64 or x.ndim != 2 or x.shape[1] != len(data.columns):
+        raise FedtailorError(
+            f"The samples of {data.name!r} are {x.dtype} of shape {tuple(x.shape)}: a table of "
+            f"{len(data.columns)} columns needs a float64 matrix with one for each."
+        )
+    for values, column in zip(x.numpy().T, data.columns, strict=True):
+        end = len(column.values)
+        wrong = np.isinf(values)
+        if column.kind == "category":
+            wrong |= (values < 0) | (values >= end) | (values != np.floor(values)) & ~np.isnan(values)
+        if wrong.any():
+            needed = "finite numbers" if column.kind == "number" else f"whole numbers from 0 to {end - 1}"
+            raise FedtailorError(
+                f"The column {shown(column.name)} of {data.name!r} has {values[wrong.argmax()]:g} in sample "
+                f"{int(wrong.argmax())}: it needs {needed}, or nothing where a cell is missing."
+            )
 
 
 def _check_labels(data: Dataset) -> None:

@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from fedtailor.data.preprocessing import Facts, Preprocessing
 from fedtailor.errors import unknown
 from fedtailor.files import Count
 from fedtailor.local.inputs import Inputs, Lazy, Several, join, take, tensors
@@ -76,6 +77,9 @@ class FederatedData:
     own_names: tuple[tuple[str, ...], ...] = ()  # and their names
     tokens: int | None = None  # number of token values, where the data set says it
     joined: tuple[Join, ...] = ()  # training clients that came later: the last of them
+    preprocessing: Preprocessing | None = None  # of a table: how its columns became features
+    facts: tuple[Facts, ...] = ()  # of a table: what each client declares of its training samples
+    notes: tuple[str, ...] = ()  # what the user should know of the data
 
     @property
     def n_clients(self) -> int:
@@ -123,6 +127,12 @@ class FederatedData:
             return self.classes
         own = self.own_names[client]
         return (*own, *(f"output {number}" for number in range(len(own), len(self.classes))))
+
+    def preprocessing_of(self, client: int | None) -> Preprocessing | None:
+        """Return how a client's columns became features; of all clients together for None."""
+        if self.preprocessing is None or client is None or self.preprocessing.how != "per-client":
+            return self.preprocessing
+        return self.preprocessing.personal(self.facts[client])
 
     def client(self, number: int) -> ClientData:
         """Cut out one client's data; nothing is copied."""

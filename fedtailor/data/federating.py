@@ -1,7 +1,7 @@
 """From a data set to a federation: its samples partitioned among clients, and each client's split into parts."""
 
 from dataclasses import replace
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -9,8 +9,11 @@ from torch import Tensor
 
 from fedtailor.data.dataset import TRAIN, Dataset
 from fedtailor.data.federated import FederatedData
+from fedtailor.data.matching import match
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
+from fedtailor.data.preprocessing import How, Preprocessing, agree, facts
 from fedtailor.data.splits import official_parts, random_sides, strata_of, thin
+from fedtailor.data.unpacking import check_size
 from fedtailor.errors import FedtailorError, listed, unknown, warn
 from fedtailor.local.inputs import Held, Inputs, Lazy, Several
 from fedtailor.local.streams import numpy_stream
@@ -33,6 +36,7 @@ def federate(
     new_clients: int = 0,
     pixels: Literal["unit", "signed"] = "unit",
     labels: Literal["shared", "own"] = "shared",
+    preprocessing: How | Preprocessing = "federated",
     dtype: torch.dtype = torch.float32,
 ) -> FederatedData:
     """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
@@ -42,6 +46,9 @@ def federate(
     `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
     `split="official"` keeps it, and takes `validation` off the training part where the authors have none. The default
     is "official" where the split is the user's own, and "merge" otherwise. `stratify` splits each class in proportion.
+
+    `preprocessing` makes features of a table's columns, with the constants that all training clients agree on, those of
+    each client, none, or those of an earlier federation.
     """
     _check_options(test, validation, split, min_samples, max_train, pixels, seed)
     units, first = dataset.units()
@@ -65,17 +72,43 @@ def federate(
     bounds, order = _layout(client, side, names, dataset.name)
     if official or (test and dataset.group is not None):
         _warn_of_untested(bounds, names)
+    new = frozenset(range(len(names) - new_clients, len(names)))
+    x: Inputs = dataset.x[order]
+    table: dict[str, Any] = {}
+    if dataset.columns:
+        x, table = _features(dataset, dataset.cells[order], bounds, new, preprocessing)
     federated = FederatedData(
         name=dataset.name,
-        x=as_inputs(dataset.x[order], pixels, dtype),
+        x=as_inputs(x, pixels, dtype),
         y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
         bounds=bounds,
         classes=dataset.classes,
         names=names,
-        new=frozenset(range(len(names) - new_clients, len(names))),
+        new=new,
         tokens=dataset.tokens,
+        **table,
     )
     return _own_labels(federated) if labels == "own" else federated
+
+
+def _features(
+    dataset: Dataset, x: Tensor, bounds: Tensor, new: frozenset[int], how: How | Preprocessing
+) -> tuple[Tensor, dict[str, Any]]:
+    """Make features of a table's columns. Only the training samples of training clients decide about the constants."""
+    raw, places = x.numpy(), bounds.tolist()
+    declared = tuple(facts(raw[start:trained], dataset.columns) for start, trained, _, _ in places)
+    given = isinstance(how, Preprocessing)
+    training = [own for client, own in enumerate(declared) if client not in new]
+    agreed = how if isinstance(how, Preprocessing) else agree(training, how, dataset.ignored)
+    raw, notes = match(agreed, raw, dataset.columns, dataset.name, strict=given)
+    check_size(dataset.name, 8 * len(raw) * agreed.n_features)
+    if agreed.how == "per-client":
+        each = zip(declared, places, strict=True)
+        features = np.concatenate([agreed.personal(own).transform(raw[start:end]) for own, (start, _, _, end) in each])
+    else:
+        features = agreed.transform(raw)
+    about = {"preprocessing": agreed, "facts": declared, "notes": (*dataset.notes, *notes)}
+    return torch.from_numpy(features), about
 
 
 def _new_last(

@@ -1,13 +1,14 @@
 """Loading a data set by name (a published one of the catalogue) or by path (the user's own)."""
 
 from collections.abc import Mapping
-from csv import reader as csv_reader
 from pathlib import Path
+from typing import Any, Unpack
 
-from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, synthetic, table
+from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, synthetic
 from fedtailor.data import info as information
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, Reader
+from fedtailor.data.table import Purpose, TableSettings, column_names, is_table, read_table
 from fedtailor.errors import FedtailorError, unknown
 
 MODULES = (synthetic, idx, cifar, medmnist, omniglot)
@@ -25,24 +26,27 @@ def load(
     name: str,
     data_dir: str | Path | None = None,
     *,
-    label_column: str | None = None,
-    client_column: str | None = None,
     image_size: int | None = None,
     labelled: bool = True,
+    regression: bool = False,
+    knows: Mapping[str, str] | None = None,
+    **settings: Unpack[TableSettings],
 ) -> Dataset:
-    """Read a data set of the catalogue by name, or the user's own npz, CSV, folder or LEAF's JSON by path.
+    """Read a data set of the catalogue by name, or the user's own npz, table, folder or LEAF's JSON by path.
 
-    `label_column` and `client_column` are for a CSV, `image_size` for a folder. With `labelled=False`, data of the
-    user's may come without labels: they then have no classes, and zeros for targets.
+    `settings` are for a table: `label_column`, `client_column`, `columns` and so on; `image_size` is for a folder. With
+    `labelled=False`, data of the user's may come without labels: they then have no classes, and zeros for targets. With
+    `regression`, the labels of a table are numbers. `knows` has the kinds of the columns of an earlier table.
     """
     root = information.data_dir(data_dir)
     base, _, variant = name.partition(":")
     own = None if base in DATA_SETS else _own_path(name, root)
-    csv, json = (own is not None and own.suffix.lower() == ".csv"), (own is not None and leaf.is_leaf(own))
-    stored, folder = own is not None and large.is_folder(own), own is not None and own.is_dir() and not json
-    if (label_column or client_column) and not csv:
-        raise FedtailorError(f"--label-column and --client-column are for CSV files: leave them out for {name!r}.")
-    if image_size is not None and (stored or not folder):
+    json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)
+    table, folder = own is not None and is_table(own), own is not None and own.is_dir() and not json and not stored
+    if not table and (said := next((key for key, value in settings.items() if value is not None), None)):
+        option = f"--{said.replace('_', '-')}"
+        raise FedtailorError(f"Options like {option} are for CSV files and other tables: leave it out for {name!r}.")
+    if image_size is not None and not folder:
         raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
     if own is None:
         info, reader = DATA_SETS[base]
@@ -55,21 +59,27 @@ def load(
         return leaf.read_leaf(own)
     if folder:
         return images.read_folder(own, image_size, labelled)
-    return table.read_csv(own, label_column, client_column, labelled) if csv else _read_npz(own, labelled)
+    return read_table(own, settings, Purpose(labelled, regression, knows)) if table else _read_npz(own, labelled)
 
 
 def _own_path(name: str, root: Path) -> Path:
     """Find the user's file or folder of this name, here or in the data directory."""
     for path in (Path(name), root / name):
-        if path.is_dir() or (path.is_file() and path.suffix.lower() in (".npz", ".csv", ".json")):
+        if path.is_dir() or (path.is_file() and (path.suffix.lower() in (".npz", ".json") or is_table(path))):
             return path
         if path.is_file():
             raise FedtailorError(
-                f"The file {path} is neither .npz nor .csv nor LEAF's .json: these and folders can be read."
+                f"The file {path} is neither .npz, .csv, .parquet nor LEAF's .json: these and folders can be read."
             )
     if "/" in name or "\\" in name or Path(name.partition(":")[0]).suffix:
         raise FedtailorError(f"There is no file {name}, neither here nor in {root}: check the path.")
     raise unknown("data set", name, DATA_SETS)
+
+
+def table_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """Find the table of this name; None if it is another kind of data, or not there."""
+    places = (Path(name), information.data_dir(data_dir) / name)
+    return next((path for path in places if is_table(path) and path.is_file()), None)
 
 
 def _read_npz(path: Path, labelled: bool) -> Dataset:
@@ -79,11 +89,11 @@ def _read_npz(path: Path, labelled: bool) -> Dataset:
     return arrays.read_npz(path, contents, labelled)
 
 
-def columns_in(data: str, data_dir: str | None, columns: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Select those of the columns that the CSV file of this name has; none if it is another kind of data."""
-    for path in (Path(data), information.data_dir(data_dir) / data):
-        if path.suffix.lower() == ".csv" and path.is_file():
-            with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-                header = [cell.strip() for cell in next(csv_reader(file), [])]
-            return {name: column for name, column in columns.items() if column in header}
-    return {}
+def columns_in(
+    data: str, data_dir: str | None, columns: Mapping[str, str | None], settings: Mapping[str, Any]
+) -> dict[str, str | None]:
+    """Select those of the columns that the table of this name has; none if it is another kind of data."""
+    if (path := table_path(data, data_dir)) is None:
+        return {}
+    header = column_names(path, settings)  # type: ignore[arg-type]
+    return {name: column for name, column in columns.items() if column in header}

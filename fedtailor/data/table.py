@@ -1,123 +1,238 @@
-"""The user's own table: a CSV file with a header, a label column and perhaps a client column."""
+"""The user's own table: a CSV or Parquet file, or a pandas table, whose columns are features and a few roles."""
 
-import csv
-from collections import Counter
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data.arrays import encode
-from fedtailor.data.dataset import Dataset, without_labels
-from fedtailor.data.unpacking import check_size, reading
+from fedtailor.data.cells import Cells
+from fedtailor.data.columns import Column, check_named, decide, parse_columns
+from fedtailor.data.csv_file import CsvFile
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from fedtailor.data.frames import add_array, frame_columns, is_frames, parquet_names, read_parquet
+from fedtailor.data.unpacking import check_size
 from fedtailor.errors import FedtailorError, listed, shown
 
 LABELS = ("label", "y", "class", "target")
 CLIENT = "client"
-LONGEST = 1_000  # characters of a label or of a client's name
+ENDINGS = (".csv", ".csv.gz", ".tsv", ".parquet")
+PARTS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
 
 
-def read_csv(path: Path, label_column: str | None, client_column: str | None, labelled: bool = True) -> Dataset:
-    """Read a table. Columns are features, but for the client's and the label's (needed only if `labelled`)."""
-    with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            return _read(path, csv.reader(file), label_column, client_column, labelled)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise FedtailorError(f"The file {path} is not a CSV text in UTF-8 ({error}): save it as one.") from None
+class TableSettings(TypedDict, total=False):
+    """What the user may say of a table."""
+
+    label_column: str | None
+    client_column: str | None
+    group: str | None
+    split_column: str | None
+    columns: str | None
+    separator: str | None
+    decimal: str | None
+    encoding: str | None
 
 
-def _read(path: Path, reader: Any, label_column: str | None, client_column: str | None, labelled: bool) -> Dataset:
-    header = _header(path, next(reader, []))
-    needed = labelled or label_column or any(name in header for name in LABELS)
-    label = _label_column(path, header, label_column) if needed else None
-    client = client_column or (CLIENT if CLIENT in header else None)
-    if client is not None and client not in header:
-        raise FedtailorError(f"The file {path} has no column {client!r}: its columns are {listed(header)}.")
-    features = [index for index, column in enumerate(header) if column not in (label, client)]
-    if not features:
-        raise FedtailorError(f"The file {path} has no columns but label and client: it needs features.")
-    x, names = _samples(path, header, reader, features, [column for column in (label, client) if column])
-    found = {column: encode(names[column], f"The values in column {column!r} of {path}") for column in names}
-    clients, client_names = found[client] if client else (None, ())
-    if label is None:
-        return without_labels(path.name, x, clients, client_names)
-    return Dataset(path.name, x, *found[label], client=clients, client_names=client_names)
+@dataclass(frozen=True)
+class Purpose:
+    """What a table is read for: with labels or without, classes or numbers to predict, and for a model that `knows` its
+    columns and their kinds already."""
+
+    labelled: bool = True
+    regression: bool = False
+    knows: Mapping[str, str] | None = None
 
 
-def _header(path: Path, cells: list[str]) -> list[str]:
-    header = [cell.strip() for cell in cells]
-    if not any(header) or all(_is_number(cell) for cell in header):
-        raise FedtailorError(f"The file {path} has no header: its first line must name the columns.")
-    if len(set(header)) < len(header):
-        twice = next(name for name, times in Counter(header).items() if times > 1)
-        raise FedtailorError(f"The file {path} names a column twice, {twice!r}: name each differently.")
-    return header
+def is_table(path: Path) -> bool:
+    return path.name.lower().endswith(ENDINGS)
 
 
-def _label_column(path: Path, header: list[str], asked: str | None) -> str:
-    label = asked or next((name for name in LABELS if name in header), None)
-    if label is None or label not in header:
-        wanted = f"label column {asked!r}" if asked else f"label column (one of {', '.join(LABELS)})"
-        raise FedtailorError(
-            f"The file {path} has no {wanted}: its columns are {listed(header)}; "
-            "say which one holds the labels with --label-column."
-        )
-    return label
+def read_table(path: Path, settings: TableSettings, purpose: Purpose) -> Dataset:
+    """Read a table from a file."""
+    if path.suffix.lower() == ".parquet":
+        return from_columns(path.name, read_parquet(path), settings, purpose, f"The file {path}")
+    file = _csv_file(path, settings)
+    plan = _Plan(file.header(), settings, purpose, f"The file {path}")
+    return plan.dataset(path.name, file.cells(plan.header, plan.kinds), file.notes)
 
 
-def _samples(
-    path: Path, header: list[str], reader: Any, features: list[int], named: list[str]
-) -> tuple[Tensor, dict[str, list[str]]]:
-    """Read all lines: the numbers of the features, and the texts of the named columns."""
-    choose = itemgetter(*features) if len(features) > 1 else lambda cells: [cells[features[0]]]
-    places = {column: header.index(column) for column in named}
-    names: dict[str, list[str]] = {column: [] for column in named}
-    rows = []
-    for cells in reader:
-        if not cells:
-            continue
-        if len(cells) != len(header):
-            raise FedtailorError(
-                f"Line {reader.line_num} of {path} has {len(cells)} cells, but the header {len(header)}: mend that "
-                "line."
+def column_names(path: Path, settings: TableSettings) -> list[str]:
+    """Read the names of a table's columns alone."""
+    return parquet_names(path) if path.suffix.lower() == ".parquet" else _csv_file(path, settings).header()
+
+
+def from_frame(frame: Any, settings: TableSettings, purpose: Purpose, name: str = "table") -> Dataset:
+    """Make a data set of a pandas table, a dictionary of columns, or a list of such tables, one per client."""
+    if isinstance(frame, Mapping) and is_frames(frame):
+        named = _from_frames(list(frame.values()), settings, purpose, name)
+        return replace(named, client_names=tuple(map(str, frame)))
+    if isinstance(frame, Sequence):
+        return _from_frames(frame, settings, purpose, name)
+    return from_columns(name, frame_columns(frame), settings, purpose, "The table")
+
+
+def from_columns(
+    name: str, columns: Mapping[str, NDArray[Any]], settings: TableSettings, purpose: Purpose, where: str
+) -> Dataset:
+    """Make a data set of columns in memory."""
+    lengths = {column: array.shape for column, array in columns.items()}
+    if not lengths or any(len(shape) != 1 or shape != next(iter(lengths.values())) for shape in lengths.values()):
+        raise FedtailorError(f"{where} has columns of different lengths, or none: give one value per sample in each.")
+    if next(iter(lengths.values())) == (0,):
+        raise FedtailorError(f"{where} has no samples: it needs at least one.")
+    plan = _Plan(list(columns), settings, purpose, where)
+    cells = {}
+    for column, (kind, role) in plan.kinds.items():
+        cells[column] = Cells(column, lambda row: f"Row {row} of {where[0].lower() + where[1:]}", kind, role)
+        add_array(cells[column], columns[column])
+    return plan.dataset(name, cells)
+
+
+def _from_frames(frames: Sequence[Any], settings: TableSettings, purpose: Purpose, name: str) -> Dataset:
+    """Make one table of those of all clients, which have the same columns."""
+    tables = [frame_columns(frame) for frame in frames]
+    for client, table in enumerate(tables):
+        if missing := sorted(set(tables[0]) ^ set(table)):
+            raise FedtailorError(f"The tables of clients 0 and {client} differ: one has no column {missing[0]!r}.")
+    if settings.get("client_column"):
+        raise FedtailorError("A list of tables has one per client: leave client_column out.")
+    sizes = [len(next(iter(table.values()), ())) for table in tables]
+    if not all(sizes):
+        raise FedtailorError(f"Client {sizes.index(0)} has no samples: give at least one.")
+    owner = np.repeat(np.arange(len(tables)), sizes)
+    joined = {column: np.concatenate([table[column] for table in tables]) for column in tables[0]}
+    named: TableSettings = {**settings, "client_column": (number := "client number")}
+    return from_columns(name, {**joined, number: owner}, named, purpose, "The table")
+
+
+class _Plan:
+    """Which columns of a table are what: roles, features, ignored ones."""
+
+    def __init__(self, header: list[str], settings: TableSettings, purpose: Purpose, where: str) -> None:
+        self.header, self.purpose, self.where = header, purpose, where
+        self.known = {name: kind for name, kind in (purpose.knows or {}).items() if name in header}
+        features = {name for name, kind in self.known.items() if kind != "ignore"}
+        said = parse_columns(settings.get("columns") or "")
+        check_named(said, header, where)
+        self.roles = self._roles(settings, features)
+        label = self.roles.get("label")
+        self.regression = purpose.regression or said.get(label or "") == "number"
+        self.said = {**self.known, **said}
+        for role, column in self.roles.items():
+            if said.get(column) not in (None, *(("number", "category") if role == "label" else ())):
+                raise FedtailorError(
+                    f"{where} has the {role} in column {shown(column)}: it is no feature, so leave it out of --columns."
+                )
+
+    def _roles(self, settings: TableSettings, features: set[str]) -> dict[str, str]:
+        """Find the columns that are no features: those that the user names, or else those that are called so."""
+        asked = {
+            "label": settings.get("label_column"),
+            "client": settings.get("client_column"),
+            "group": settings.get("group"),
+            "split": settings.get("split_column"),
+        }
+        default = [name for name in LABELS if name in self.header and name not in features]
+        if asked["label"] is None and default:
+            asked["label"] = default[0]
+        if asked["client"] is None and CLIENT in self.header and CLIENT not in features:
+            asked["client"] = CLIENT
+        if (asked["label"] is None and self.purpose.labelled) or asked["label"] not in (None, *self.header):
+            wanted = (
+                f"label column {asked['label']!r}" if asked["label"] else f"label column (one of {', '.join(LABELS)})"
             )
-        for column, index in places.items():
-            names[column].append(_name(path, reader.line_num, column, cells[index]))
-        chosen = choose(cells)
-        try:
-            if "_" in "".join(chosen):  # Python would read 1_000
-                raise ValueError
-            rows.append(np.fromiter(map(float, chosen), np.float64, len(features)))
-        except ValueError:
-            index = next(index for index in features if not _is_number(cells[index]))
             raise FedtailorError(
-                f"Line {reader.line_num} of {path} has {shown(cells[index])} in column {header[index]!r}: features "
-                f"must be numbers (if it names the client, say --client-column {header[index]})."
-            ) from None
-        check_size(path, 8 * len(rows) * len(features))
-    if not rows:
-        raise FedtailorError(f"The file {path} has a header but no samples: it needs at least one line below it.")
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes Inf, which is refused
-        return torch.from_numpy(np.stack(rows, dtype=np.float32, casting="same_kind")), names
+                f"{self.where} has no {wanted}: its columns are {listed(self.header)}; "
+                "say which one holds the labels with --label-column."
+            )
+        roles = {role: column for role, column in asked.items() if column is not None}
+        check_named(roles.values(), self.header, self.where)
+        if len(set(roles.values())) < len(roles):
+            raise FedtailorError(f"{self.where} has one column for two of label, client, group and split: name others.")
+        return roles
 
+    @property
+    def kinds(self) -> dict[str, tuple[str | None, str]]:
+        """What the user says of each column that is read, and its role."""
+        roles = {column: role for role, column in self.roles.items()}
+        if self.regression and "label" in self.roles:
+            roles[self.roles["label"]] = "target"
+        kinds = {name: (None if name in roles else self.said.get(name), roles.get(name, "")) for name in self.header}
+        return {name: (kind, role) for name, (kind, role) in kinds.items() if kind != "ignore"}
 
-def _name(path: Path, line: int, column: str, cell: str) -> str:
-    if not (name := cell.strip()):
-        raise FedtailorError(f"Line {line} of {path} has nothing in column {column!r}: fill it in.")
-    if "\0" in name or len(name) > LONGEST:
-        raise FedtailorError(
-            f"Line {line} of {path} has {shown(name)} in column {column!r}: give a name of at most {LONGEST} "
-            "characters."
+    def dataset(self, name: str, cells: Mapping[str, Cells], notes: tuple[str, ...] = ()) -> Dataset:
+        """Put the columns that were read together."""
+        roles = [self.roles[role] for role in ("group", "split") if role in self.roles]
+        columns, ignored = [], list(dict.fromkeys([*roles, *(n for n, kind in self.said.items() if kind == "ignore")]))
+        for column in (one for one in cells if one not in self.roles.values()):
+            decided, why = decide(column, cells[column], self.said.get(column))
+            if decided is None:
+                ignored.append(column)
+                notes = (*notes, f"The column {shown(column)} of {name} is ignored: {why}.")
+            elif why:
+                notes = (*notes, f"Note the column {shown(column)} of {name}: {why}.")
+            columns += [decided] if decided else []
+        if not columns:
+            raise FedtailorError(f"{self.where} has no columns but label, client and ignored ones: it needs features.")
+        x = self._samples(cells, columns)
+        found = {role: self._role(role, cells[column]) for role, column in self.roles.items()}
+        y, classes = found.get("label") or (torch.zeros(len(x)), ())
+        client, names = found.get("client") or (None, ())
+        group, part = ((found.get(role) or (None, ()))[0] for role in ("group", "split"))
+        return Dataset(
+            name,
+            x,
+            y,
+            classes,
+            part,
+            client,
+            names,
+            group,
+            part is not None,
+            columns=tuple(columns),
+            ignored=tuple(ignored),
+            notes=notes,
         )
-    return name
+
+    def _samples(self, cells: Mapping[str, Cells], columns: list[Column]) -> Tensor:
+        values = []
+        for column in columns:
+            numbers, own = cells[column.name].numbers, cells[column.name]
+            if column.kind == "category":
+                place = {text: position for position, text in enumerate(column.values)}
+                order = np.array([place[text] for text in own.texts] + [np.nan], dtype=np.float64)  # the last is for -1
+                values.append(order[own.codes])
+            elif numbers is not None:
+                values.append(numbers)
+        check_size(self.where.removeprefix("The file "), 8 * len(values) * len(values[0]))
+        return torch.from_numpy(np.stack(values, axis=1))
+
+    def _role(self, role: str, cells: Cells) -> tuple[Tensor, tuple[str, ...]]:
+        """Number the values of a column that is no feature."""
+        if cells.numbers is not None:
+            return torch.from_numpy(cells.numbers)[:, None], ()  # a network has one output for it
+        if role == "split":
+            for text, line in zip(cells.texts, cells.lines, strict=True):
+                if text.lower() not in PARTS:
+                    raise FedtailorError(
+                        f"{cells.place(line)} has {shown(text)} in the split column: write train, validation or test."
+                    )
+            parts = np.array([PARTS[text.lower()] for text in cells.texts], dtype=np.uint8)
+            return torch.from_numpy(parts[cells.codes]), ()
+        values = [cells.texts[code] for code in cells.codes.tolist()]
+        hint = "; for a regression say --loss mse" if role == "label" else ""
+        return encode(values, f"The values in column {cells.name!r} of {self.where[0].lower() + self.where[1:]}", hint)
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell
+def _csv_file(path: Path, settings: TableSettings) -> CsvFile:
+    separator = settings.get("separator") or ("\t" if path.suffix.lower() == ".tsv" else None)
+    return CsvFile.of(path, separator, settings.get("decimal"), settings.get("encoding"))

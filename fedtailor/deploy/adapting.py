@@ -15,7 +15,7 @@ from fedtailor.data import FederatedData
 from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, unknown, warn
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.files import write_atomically
 from fedtailor.fitting import fit_inputs, try_out
@@ -157,6 +157,8 @@ def _new_clients(
             raise FedtailorError("The run held out no new clients: give it data of new ones with --data.")
         return known, sorted(known.new), csv_columns(source.result.experiment)
     federated, experiment = new_clients(source.result.experiment, known, data, settings)
+    for note in federated.notes:
+        warn(note)
     network = source.terms.network
     federated = fit_inputs(federated, network.module, network.vector.dtype)
     try_out(network, federated, source.terms.loss)

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedtailor.data import FederatedData
+from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.deploy.model_file import Description, check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
@@ -83,6 +84,19 @@ def csv_columns(experiment: Experiment) -> dict[str, str | None]:
     return {"label_column": experiment.label_column, "client_column": experiment.client_column}
 
 
+def _in_words(pixels: str, table: Preprocessing | None) -> str:
+    """Say how samples become inputs."""
+    if table is None:
+        scaled = "divided by 255" if pixels == "unit" else "divided by 255, times 2, minus 1"
+        return f"Whole-number (uint8) pixels are {scaled}; other features are taken as they are."
+    return (
+        "The inputs are features made of the columns of a table, as `table` says: first every number minus its mean, "
+        "divided by its scale (0 if it is missing); then a 1 for every number that is missing, in the columns where "
+        "`missing` is true; then, for every category, a 1 at its value, and one more place for missing cells where "
+        f"`missing` is true. In this order: {', '.join(table.feature_names)}."
+    )
+
+
 def file_name(prefix: str, number: int, name: str) -> str:
     """Name a client's files, without the ending: by its number, and its name if that says more."""
     plain = re.sub(r"[^\w.-]+", "-", name)
@@ -139,7 +153,7 @@ class Source:
 
     def onnx(self) -> OnnxNetwork:
         """Make the ONNX graph of the run's network."""
-        return OnnxNetwork(self.module, held(self.data.x[:1]))
+        return OnnxNetwork(self.module, held(self.data.x[:1]), self.data.preprocessing)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -205,8 +219,9 @@ class Source:
             if layers
             else import_lines(experiment.model, self.shape, data.n_outputs, self.tokens)
         )
-        note = f"  # the first {counted} outputs count" if counted < data.n_outputs else ""
-        scaled = "divided by 255" if experiment.pixels == "unit" else "divided by 255, times 2, minus 1"
+        table = data.preprocessing_of(client)
+        notes = ["  # its inputs are the features that `table` describes"] if table else []
+        notes += [f"  # the first {counted} outputs count"] if counted < data.n_outputs else []
         return Description(
             fedtailor=__version__,
             kind=kind,
@@ -228,15 +243,16 @@ class Source:
             load=[
                 f"{importing}; from safetensors.torch import load_file",
                 f"model = {made}{'.double()' if experiment.dtype == 'float64' else ''}.eval()",
-                f"model.load_state_dict(load_file({file + '.safetensors'!r})){note}",
+                f"model.load_state_dict(load_file({file + '.safetensors'!r})){''.join(notes)}",
             ],
             input_shape=self.shape,
             tokens=self.tokens,
             dtype=experiment.dtype,
             pixels=experiment.pixels,
-            preprocessing=f"Whole-number (uint8) pixels are {scaled}; other features are taken as they are.",
+            preprocessing=_in_words(experiment.pixels, table),
             classes=(data.classes if client is None else data.classes_of(client))[:counted],
             outputs=data.n_outputs,
             counted=counted,
+            table=table,
             **(csv_columns(experiment) if columns is None else columns),
         )

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.data.unpacking import reading
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
@@ -63,6 +64,7 @@ class Description(BaseModel):
     counted: Size = Field(description="the first so many of the outputs count")
     label_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
     client_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")
+    table: Preprocessing | None = Field(None, description="the columns of a table, and how they become inputs")
 
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
@@ -76,6 +78,8 @@ class Description(BaseModel):
             raise ValueError("a sample is too large")
         if self.counted > self.outputs or len(self.classes) not in (0, self.counted):
             raise ValueError("outputs and classes differ in number")
+        if self.table is not None and self.input_shape != (self.table.n_features,):
+            raise ValueError("the table has another number of features")
         return self
 
 
@@ -99,7 +103,11 @@ def write_model(
     """Write a model's files and return their paths; the first is the model itself."""
     text = description.model_dump_json(indent=2) + "\n"
     state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-    contents = [save(state, {HEADER: text}), text.encode(), *([onnx.bytes(state, text)] if onnx else [])]
+    contents = [
+        save(state, {HEADER: text}),
+        text.encode(),
+        *([onnx.bytes(state, text, description.table)] if onnx else []),
+    ]
     files = files_of(stem, onnx is not None)
     stem.parent.mkdir(parents=True, exist_ok=True)
     for file, content in zip(files, contents, strict=True):

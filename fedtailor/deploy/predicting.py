@@ -1,26 +1,32 @@
 """Predictions with a model file: on arrays, on any data set, or on the samples of a run's clients."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.data import Dataset
-from fedtailor.data.arrays import as_array, as_samples
+from fedtailor.data import load as load_data
+from fedtailor.data.arrays import Array, as_array, as_samples, is_frame
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
 from fedtailor.data.federated import SPLITS
 from fedtailor.data.federating import as_inputs
+from fedtailor.data.frames import frame_names
 from fedtailor.data.loading import columns_in
+from fedtailor.data.matching import columns_of, match, with_columns, without_columns
+from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.deploy.model_file import built, read_model
-from fedtailor.errors import FedtailorError, brief, unknown
+from fedtailor.errors import FedtailorError, brief, unknown, warn
 from fedtailor.joining import run_data
 from fedtailor.local.descent import EVALUATION_BATCH
-from fedtailor.local.inputs import Inputs, apply, as_floats, join, sample_shape, shape_words
+from fedtailor.local.inputs import Inputs, apply, as_floats, join, sample_shape, select, shape_words
 from fedtailor.local.isolation import isolated
 from fedtailor.models import ModelLike
 from fedtailor.models.building import takes_integers
@@ -28,7 +34,15 @@ from fedtailor.runs import load
 from fedtailor.text import spreadsheet_cell
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-Samples = tuple[Inputs, list[str]]  # inputs, and the names of their classes where these are known
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs, the names of their classes where these are known, and notes for the user."""
+
+    inputs: Inputs
+    labels: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,12 +94,15 @@ class Predictions:
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
     """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels.
 
-    `model` is the network, for those that a file alone cannot bring along (see `load_model`).
+    A model that was trained on a table takes a pandas table or a dictionary with the same columns in any order, or an
+    array with them in the trained order. `model` is the network, for those that a file alone cannot bring along (see
+    `load_model`).
     """
     reader = Model(path, model)
-    several = isinstance(reader.about.input_shape[0], tuple)
-    samples = without_labels("x", as_samples(tuple(x) if several else as_array(x, "x"), "x", double=True))  # and check
-    return reader.predict(reader.inputs(samples.x))
+    samples = reader.of_data(reader.dataset(x))
+    for note in samples.notes:
+        warn(note)
+    return reader.predict(samples.inputs, samples.labels)
 
 
 class Model:
@@ -102,14 +119,46 @@ class Model:
         x = as_inputs(x, self.about.pixels, dtype)
         return x if takes_integers(self.module) else as_floats(x, dtype)
 
-    def columns(
-        self, data: str, data_dir: str | None, label_column: str | None, client_column: str | None
-    ) -> dict[str, str | None]:
-        """Name the columns of a CSV file that are no features: those that are given, or else those of the file that
-        the model was trained on, where this file has them too."""
-        given = {"label_column": label_column, "client_column": client_column}
-        trained = {name: getattr(self.about, name) for name in given}
-        return {**columns_in(data, data_dir, trained), **{n: column for n, column in given.items() if column}}
+    def dataset(self, x: Any) -> Dataset:
+        """Make a data set of a Python object."""
+        table = self.about.table
+        if table is None:
+            several = isinstance(self.about.input_shape[0], tuple)
+            return without_labels("x", as_samples(tuple(x) if several else as_array(x, "x"), "x", double=True))
+        if not (is_frame(x) or isinstance(x, Mapping)):
+            array = as_array(x, "x")
+            if array.dtype.kind != "O" or array.ndim != 2 or array.shape[1] != len(table.columns):
+                return self._of_array(array, table)
+            x = {column.name: array[:, place] for place, column in enumerate(table.columns)}
+        columns = {name: column for name, column in self._roles().items() if column in frame_names(x)}
+        purpose = Purpose(labelled=False, regression=not self.about.classes, knows=table.kinds())
+        return from_frame(x, columns, purpose, "x")  # type: ignore[arg-type]
+
+    def _of_array(self, array: Array, table: Preprocessing) -> Dataset:
+        if array.dtype.kind not in "biuf":
+            raise FedtailorError(f"The features of 'x' are of type {array.dtype}: give numbers, or a table.")
+        x = torch.from_numpy(array.astype(np.float64))
+        return Dataset("x", x, torch.zeros(x.shape[:1]), (), columns=columns_of(table, x, "x"))
+
+    def load(
+        self, data: str, data_dir: str | None, image_size: int | None = None, **settings: Unpack[TableSettings]
+    ) -> Dataset:
+        """Load a data set, with labels or without. The label and client columns of a table are those that are given, or
+        else those of the table that the model was trained on, where this one has them too."""
+        table = self.about.table
+        columns = {**columns_in(data, data_dir, self._roles(), settings), **settings}
+        return load_data(
+            data,
+            data_dir,
+            image_size=image_size,
+            labelled=False,
+            regression=not self.about.classes,
+            knows=table.kinds() if table else None,
+            **columns,  # type: ignore[arg-type]
+        )
+
+    def _roles(self) -> dict[str, str | None]:
+        return {"label_column": self.about.label_column, "client_column": self.about.client_column}
 
     def predict(self, x: Inputs, labels: list[str] | None = None) -> Predictions:
         """Predict the classes (or numbers) of inputs."""
@@ -154,7 +203,13 @@ class Model:
                 raise FedtailorError(f"The data set {data.name!r} has no official split: leave --part out.")
             chosen &= data.part == PARTS[_known(part)]
         names = [data.classes[number] for number in data.y[chosen].tolist()] if data.classes else []
-        return self.inputs(data.x[chosen]), names
+        notes = list(data.notes)
+        if (table := self.about.table) is not None:
+            data = with_columns(data, table)
+            raw, more = match(table, data.cells[chosen].numpy(), data.columns, data.name)
+            return Samples(self.inputs(torch.from_numpy(table.transform(raw))), names, [*notes, *more])
+        x = (without_columns(data) if data.columns else data).x
+        return Samples(self.inputs(select(x, chosen.nonzero().flatten())), names, notes)
 
     def of_run(
         self, path: Path, client: str | None = None, part: str | None = None, data_dir: str | None = None
@@ -171,7 +226,10 @@ class Model:
             pieces.append(data.x[start:end])
             classes = data.classes_of(number)
             names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
-        return self.inputs(join(pieces)), names
+        known, theirs = self.about.table, data.preprocessing
+        if known is not None and (theirs is None or theirs.feature_names != known.feature_names):
+            raise FedtailorError(f"The table of the run {path} has other columns than that of the model {self.path}.")
+        return Samples(self.inputs(join(pieces)), names)
 
 
 def _known(part: str) -> str:

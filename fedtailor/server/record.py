@@ -3,7 +3,8 @@
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 about.json         the versions that made it, and the settings that decide its numbers
 network.json       the layers of the network, body, head and frozen, and what a client uploads
-partition.json     every client's name and its training, validation and test samples by class
+partition.json     every client's name and its training, validation and test samples by class; of a table, how its
+                   columns became features
 rounds.jsonl       one object a round: metrics, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
 observed/          what the method shows of itself, by round, if it shows anything
@@ -197,7 +198,10 @@ class RunDirectory:
         recorded, _ = self.partition(), self.setup()  # which is read to notice if it is damaged
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
-        if recorded != Partition.from_plain({**describe(data), "network": network}):
+        found = Partition.from_plain({**describe(data), "network": network})
+        if recorded.preprocessing != found.preprocessing:
+            raise FedtailorError(f"The preprocessing is not that of the run in {self.path}: its table has changed.")
+        if recorded != found:
             raise FedtailorError(f"The data are not those of the run in {self.path}: it cannot go on with them.")
 
     def join(self, data: FederatedData) -> None:
@@ -347,6 +351,7 @@ def describe(data: FederatedData) -> Plain:
         **splits,
         "fingerprint": data.fingerprint(),
         "joined": [asdict(join) for join in data.joined],
+        "preprocessing": data.preprocessing and data.preprocessing.model_dump(mode="json"),
     }
 
 

@@ -167,6 +167,7 @@ class Partition(Record):
     fingerprint: str
     network: str
     joined: list[Join] = field(default_factory=list)  # the last of the training clients, in their order
+    preprocessing: Plain | None = None  # of a table
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:

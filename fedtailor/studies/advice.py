@@ -144,6 +144,7 @@ def advise(
     shortlist: tuple[str, ...] = SHORTLIST,
     report: Report | None = None,
     objects: Objects | None = None,
+    on_data: Callable[[FederatedData], None] | None = None,
 ) -> Advice:
     """Race the shortlist on the experiment's data and clients for about `budget` seconds, and recommend a method."""
     begin = time.perf_counter()
@@ -152,6 +153,8 @@ def advise(
     with isolated():
         given = objects.data
         data = given if isinstance(given, FederatedData) else partition_data(experiment, given)
+        if on_data:
+            on_data(data)
         skew = measure_skew(data, experiment.seed)
         candidates = [Candidate(title, _experiment(experiment, title)) for title in (GLOBAL, *shortlist)]
         candidates = list({candidate.title: candidate for candidate in candidates}.values())

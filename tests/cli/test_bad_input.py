@@ -269,7 +269,7 @@ class TestData:
 
     def test_text_among_the_features_of_a_csv(self, call: Call) -> None:
         write("table.csv", "age,label\n1,flu\nold,cold\n")
-        said = refusal(call, "run", "fedavg", "--data", "table.csv")
+        said = refusal(call, "run", "fedavg", "--data", "table.csv", "--columns", "age=number")
         assert "Line 3 of table.csv has 'old' in column 'age'" in said
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -156,7 +156,8 @@ def test_label_and_client_columns_are_remembered(call: Call) -> None:
     words = ("predict", "global.safetensors", "--data", "both.csv", "--json")
     assert len(json.loads(done(call(*words, "--client", "1")))["predictions"]) == 7
     table("renamed.csv", {"truth": diagnosis, "hospital": hospital}, rows)
-    assert "shape 65" in refusal(call, "predict", "global.safetensors", "--data", "renamed.csv")
+    said = refusal(call, "predict", "global.safetensors", "--data", "renamed.csv")
+    assert "'renamed.csv' has a column 'truth', which the model was not trained with" in said
     words = ("predict", "global.safetensors", "--data", "renamed.csv", "--label-column", "truth", "--json")
     assert json.loads(done(call(*words)))["accuracy"] == right
     Path("new").mkdir()

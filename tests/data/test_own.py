@@ -168,18 +168,16 @@ def test_csv_columns_can_be_named(tmp_path: Path) -> None:
             "a,b,diagnosis\n1,2,x\n",
             r"no label column \(one of label, y, class, target\): its columns are a, b, diagnosis",
         ),
-        ("a,label\n1,x\nsmall,y\n", r"Line 3 of .* has 'small' in column 'a'"),
-        ("a,label\n1,x\n,y\n", r"Line 3 of .* has '' in column 'a'"),
         ("a,label\n1,x\n2\n", r"Line 3 of .* has 1 cells, but the header 2"),
         ("a,label\n1,0.5\n2,1\n", r"column 'label' of .* hold fractions"),
-        ("a,label\n1,0.5\n2,nan\n", "hold fractions or NaN"),
+        ("a,label\n1,0.5\n2,nan\n", r"Line 3 of .* has 'nan' in column 'label': fill it in"),
         ("a,label\n1,\n", "nothing in column 'label'"),
         ("1,2\n3,4\n", "has no header"),
         ("", "has no header"),
         ("a,label\n", "no samples"),
         ("a,a,label\n1,2,3\n", "names a column twice"),
         ("client,label\n1,2\n", "it needs features"),
-        ("a,label\nnan,1\n3,1\n", "1 of 2 samples hold NaN or Inf, the first is sample 0"),
+        ("a,label\ninf,1\n3,1\n", "The column 'a' of 'own.csv' has inf in sample 0: it needs finite numbers"),
     ],
 )
 def test_csv_refusals(tmp_path: Path, text: str, sentence: str) -> None:
@@ -193,12 +191,6 @@ def test_csv_asked_for_columns_it_has_not(tmp_path: Path) -> None:
         load(file, label_column="diagnosis")
     with pytest.raises(FedtailorError, match="no column 'site': its columns are a, label"):
         load(file, client_column="site")
-
-
-def test_csv_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_bytes("a,label\n1,später\n".encode("latin1"))
-    with pytest.raises(FedtailorError, match="is not a CSV text in UTF-8"):
-        load(str(tmp_path / "own.csv"))
 
 
 def image(value: int, size: tuple[int, ...] = (5, 4)) -> bytes:

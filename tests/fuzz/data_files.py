@@ -256,6 +256,25 @@ CELLS = (
 )  # fmt: skip
 
 
+SAID = {
+    "columns": (
+        "a=number",
+        "a=category, b=ignore",
+        "label=number",
+        "a",
+        "=",
+        '"',
+        "a=ignore,b=ignore,c=ignore",
+        "\0=x",
+    ),
+    "separator": (";", "tab", "\0", '"', "ab", "\n", "é"),
+    "decimal": (".", ",", ""),
+    "encoding": ("utf-8", "utf-16", "latin-1", "hex", "idna", "x" * 99, "\0"),
+    "group": ("a", "b"),
+    "split_column": ("a", "c"),
+}
+
+
 def table(rng: random.Random, folder: Path) -> None:
     known, odd = ("a", "b", "c", "label", "client", "y", "class"), ("", " a", *CELLS)
     columns = rng.sample(known if rng.random() < 0.7 else (*known, *odd), rng.choice((1, 3, 4, 6)))
@@ -267,7 +286,8 @@ def table(rng: random.Random, folder: Path) -> None:
     text = "\n".join(map(",".join, lines)).encode("utf-8", "surrogatepass")
     write(folder, {"own.csv": mutated(rng, text) if rng.random() < 0.5 else text})
     chosen = rng.choice((None, None, "a", "label", "nothing"))
-    use("own.csv", folder, labelled=rng.random() < 0.8, label_column=chosen)
+    said = {name: rng.choice(values) for name, values in SAID.items() if rng.random() < 0.1}
+    use("own.csv", folder, labelled=rng.random() < 0.8, label_column=chosen, **said)
 
 
 @cache

@@ -1,0 +1,241 @@
+"""Preprocessing of tables, agreed on as a federation would: each client declares a few facts about its own training
+samples, and the constants follow from these alone.
+
+Numbers are standardised and categories one-hot encoded by scikit-learn's transformers, which are not fitted but given
+the agreed constants. All that is here is plain data: it is part of a run's record and of every model file.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import isfinite, sqrt
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedtailor.data.columns import Column, Kind
+from fedtailor.errors import FedtailorError, listed, shown
+
+How = Literal["federated", "per-client", "none"]
+Floats = NDArray[np.float64]
+MOST_COLUMNS = 1_000_000
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ColumnFacts(_Plain):
+    """What a client declares of one column of its training samples."""
+
+    name: str
+    kind: Kind
+    count: int = Field(ge=0, description="cells that are not missing")
+    missing: int = Field(ge=0, description="cells that are")
+    mean: float = 0.0
+    squares: float = Field(0.0, ge=0, description="sum of squares about the mean")
+    values: tuple[str, ...] = Field((), description="of a category, sorted")
+
+
+Facts = tuple[ColumnFacts, ...]
+
+
+class PreparedColumn(_Plain):
+    """A column of a table, and the constants that make features of it."""
+
+    name: str
+    kind: Kind
+    mean: float = Field(0.0, description="of a number; it stands for missing cells too")
+    scale: float = Field(1.0, gt=0, description="of a number: its standard deviation")
+    values: tuple[str, ...] = Field((), description="of a category: one feature each")
+    missing: bool = Field(False, description="cells were missing in training: a feature says of which samples")
+
+
+class Preprocessing(_Plain):
+    """How the columns of a table become the features of a network."""
+
+    how: How
+    columns: tuple[PreparedColumn, ...] = Field(min_length=1, max_length=MOST_COLUMNS)
+    ignored: tuple[str, ...] = Field((), description="columns of the table that are no features")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError("two columns have the same name")
+        if any((column.kind == "number") == bool(column.values) for column in self.columns):
+            raise ValueError("categories have values, and numbers have none")
+        if any(len(set(column.values)) < len(column.values) for column in self.columns):
+            raise ValueError("a category has the same value twice")
+        return self
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The places of the number columns."""
+        return [place for place, column in enumerate(self.columns) if column.kind == "number"]
+
+    @cached_property
+    def flagged(self) -> list[int]:
+        """The places of the number columns of which cells were missing in training."""
+        return [place for place in self.numbers if self.columns[place].missing]
+
+    @cached_property
+    def categories(self) -> list[int]:
+        """The places of the category columns."""
+        return [place for place, column in enumerate(self.columns) if column.kind == "category"]
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features: all numbers, which of them are missing, then each value of each category."""
+        numbers = [self.columns[place].name for place in self.numbers]
+        flags = [f"{self.columns[place].name} is missing" for place in self.flagged]
+        values = [
+            feature
+            for column in (self.columns[place] for place in self.categories)
+            for feature in (
+                *(f"{column.name}={value}" for value in column.values),
+                *([f"{column.name} is missing"] if column.missing else []),
+            )
+        ]
+        return (*numbers, *flags, *values)
+
+    @property
+    def n_features(self) -> int:
+        values = sum(len(column.values) + column.missing for column in self.columns if column.kind == "category")
+        return len(self.numbers) + len(self.flagged) + values
+
+    def kinds(self) -> dict[str, str]:
+        """Return what each column is, as the user would say it."""
+        return {**dict.fromkeys(self.ignored, "ignore"), **{column.name: column.kind for column in self.columns}}
+
+    def in_words(self) -> str:
+        """List the columns by what they are."""
+        parts = []
+        if self.numbers:
+            parts.append("numbers " + listed([self.columns[place].name for place in self.numbers]))
+        if self.categories:
+            of = [self.columns[place] for place in self.categories]
+            parts.append("categories " + listed([f"{column.name} ({len(column.values)} values)" for column in of]))
+        if self.ignored:
+            parts.append("ignored " + listed(self.ignored))
+        return "; ".join(parts)
+
+    def transform(self, x: Floats) -> Floats:
+        """Make features of samples in our columns: categories by their number in `values`, any other number for a value
+        that training did not have, and NaN for missing cells."""
+        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+        pieces = []
+        if self.numbers:
+            numbers = x[:, self.numbers]
+            scaler, like = StandardScaler(), np.zeros((1, len(self.numbers)))
+            scaler.n_features_in_ = len(self.numbers)
+            scaler.mean_ = np.array([self.columns[place].mean for place in self.numbers])
+            scaler.scale_ = np.array([self.columns[place].scale for place in self.numbers])
+            scaler.var_ = scaler.scale_**2
+            filled = SimpleImputer(strategy="constant", fill_value=0.0).fit(like)  # after scaling, 0 is the mean
+            pieces.append(filled.transform(scaler.transform(numbers)))
+        if self.flagged:
+            flags = MissingIndicator(features="all").fit(np.zeros((1, len(self.flagged))))
+            pieces.append(flags.transform(x[:, self.flagged]))
+        if self.categories:
+            of = [self.columns[place] for place in self.categories]
+            known = [np.array([*range(len(column.values)), *([np.nan] if column.missing else [])]) for column in of]
+            encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
+            pieces.append(encoder.fit(np.zeros((1, len(of)))).transform(x[:, self.categories]))
+        return np.hstack(pieces).astype(np.float64, copy=False)
+
+    def personal(self, own: Facts) -> "Preprocessing":
+        """Replace mean and scale by those of one client. The features stay the same."""
+        of = {facts.name: facts for facts in own if facts.kind == "number" and facts.count}
+        changes = {name: {"mean": facts.mean, "scale": _scale(facts)} for name, facts in of.items()}
+        columns = (column.model_copy(update=changes.get(column.name)) for column in self.columns)
+        return Preprocessing(how=self.how, columns=tuple(columns), ignored=self.ignored)
+
+
+def facts(x: Floats, columns: Sequence[Column]) -> Facts:
+    """Compute what a client declares of its training samples."""
+    return tuple(_facts(values, column) for values, column in zip(x.T, columns, strict=True))
+
+
+def _facts(values: Floats, column: Column) -> ColumnFacts:
+    present = values[~np.isnan(values)]
+    counts: dict[str, Any] = {"count": len(present), "missing": len(values) - len(present)}
+    if column.kind == "category":
+        found = tuple(sorted(column.values[code] for code in np.unique(present).astype(np.int64)))
+        return ColumnFacts(name=column.name, kind="category", values=found, **counts)
+    if not len(present):
+        return ColumnFacts(name=column.name, kind="number", **counts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(present.mean())
+        away = present - mean
+        squares = float((away**2).sum() - away.sum() ** 2 / len(present))
+    if not (isfinite(mean) and isfinite(squares)):
+        raise _too_large(column.name)
+    return ColumnFacts(name=column.name, kind="number", mean=mean, squares=max(squares, 0.0), **counts)
+
+
+def _too_large(column: str) -> FedtailorError:
+    return FedtailorError(f"The column {shown(column)} has numbers that are too large to standardise: scale it.")
+
+
+def agree(declared: Sequence[Facts], how: How = "federated", ignored: Sequence[str] = ()) -> Preprocessing:
+    """Make the constants of a federation from what its clients declare."""
+    first = [(column.name, column.kind) for column in declared[0]]
+    for client, theirs in enumerate(declared):
+        if [(column.name, column.kind) for column in theirs] != first:
+            raise FedtailorError(f"Client {client} declares other columns than client 0: all need the same.")
+    merged = [_merged(column) for column in zip(*declared, strict=True)]
+    return Preprocessing(how=how, columns=tuple(_prepared(one, how) for one in merged), ignored=tuple(ignored))
+
+
+def _merged(declared: Sequence[ColumnFacts]) -> ColumnFacts:
+    """Merge one column's facts of all clients, in their order (Chan, Golub, LeVeque 1979)."""
+    count, mean, squares = 0, 0.0, 0.0
+    for one in declared:
+        if one.count:
+            away, total = one.mean - mean, count + one.count
+            mean += away * one.count / total
+            squares += one.squares + away * away * count * one.count / total
+            count = total
+    if not isfinite(squares):
+        raise _too_large(declared[0].name)
+    return ColumnFacts(
+        name=declared[0].name,
+        kind=declared[0].kind,
+        count=count,
+        missing=sum(one.missing for one in declared),
+        mean=mean,
+        squares=squares,
+        values=tuple(sorted({value for one in declared for value in one.values})),
+    )
+
+
+def _prepared(column: ColumnFacts, how: How) -> PreparedColumn:
+    name = shown(column.name)
+    if how == "none":
+        if column.kind == "category" or column.missing:
+            what = "categories" if column.kind == "category" else "missing cells"
+            raise FedtailorError(
+                f"The column {name} has {what}, of which --preprocessing none makes no numbers: ignore the column, or "
+                "leave that setting out."
+            )
+        return PreparedColumn(name=column.name, kind="number")
+    if column.kind == "category":
+        if not column.values:
+            raise FedtailorError(f"The column {name} is empty in all training samples: ignore it.")
+        return PreparedColumn(name=column.name, kind="category", values=column.values, missing=column.missing > 0)
+    return PreparedColumn(
+        name=column.name, kind="number", mean=column.mean, scale=_scale(column), missing=column.missing > 0
+    )
+
+
+def _scale(column: ColumnFacts) -> float:
+    """Return the standard deviation; 1 for a column that is constant but for rounding (scikit-learn's rule)."""
+    if not column.count:
+        return 1.0
+    eps, variance = float(np.finfo(np.float64).eps), column.squares / column.count
+    rounding = column.count * column.mean * eps
+    return 1.0 if variance <= column.count * eps * variance + rounding * rounding else sqrt(variance)

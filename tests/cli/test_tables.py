@@ -1,0 +1,97 @@
+"""From a hospital's file to its model and to predictions, with commands alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.calling import Call, done, refusal
+from tests.hospitals import patients, write
+
+COLUMNS = ("--label-column", "diagnosis", "--client-column", "hospital")
+RUN = ("run", "ditto", "--data", "hospitals.csv", *COLUMNS, "--rounds", 6, "--engine", "in-process", "--out", "runs/it")
+
+
+@pytest.fixture
+def hospitals(call: Call) -> list[dict[str, Any]]:
+    rows = patients(("north", "south", "west"), 80)
+    write("hospitals.csv", rows, separator=";")
+    return rows
+
+
+def test_from_a_file_to_a_hospitals_model_and_its_predictions(hospitals: list[dict[str, Any]], call: Call) -> None:
+    said = done(call("data", "hospitals.csv", *COLUMNS))
+    for part in (
+        "age         number",
+        "ward        category  ",
+        "patient_id  ignored",
+        "'admitted' of hospitals.csv is",
+    ):
+        assert part in said
+    said = done(call(*RUN))
+    wanted = (
+        "Table hospitals.csv: numbers age, income; categories ward (3 values), smoker (2 values); ignored patient_id"
+    )
+    assert wanted in said
+    assert "'patient_id' of hospitals.csv is ignored: it looks like an id" in said
+    done(call("export", "runs/it", "--client", "south", "--to", "models"))
+    model = "models/client-1-south.safetensors"
+    new = patients(("south",), 50, seed=9)
+    write("new.csv", new)
+    answer = json.loads(done(call("predict", model, "--data", "new.csv", "--json")))
+    assert answer["accuracy"] > 0.8  # most diagnoses are one of two
+    write("reordered.csv", new, ["smoker", "hospital", "ward", "income", "diagnosis", "age"])
+    again = json.loads(done(call("predict", model, "--data", "reordered.csv", "--json")))
+    assert again["predictions"] == answer["predictions"]  # to the bit
+    write("less.csv", new, ["smoker", "ward", "age"])
+    assert "'less.csv' has no column 'income'" in refusal(call, "predict", model, "--data", "less.csv")
+    for row in new:
+        row["bmi"] = "20"
+    write("more.csv", new)
+    said = refusal(call, "predict", model, "--data", "more.csv")
+    assert (
+        "has a column 'bmi', which the model was not trained with: leave it out, or say --columns 'bmi=ignore'" in said
+    )
+    ignored = json.loads(done(call("predict", model, "--data", "more.csv", "--columns", "bmi=ignore", "--json")))
+    assert ignored["predictions"] == answer["predictions"]
+    write("east.csv", patients(("east",), 60, seed=5), ["hospital", "diagnosis", "ward", "income", "smoker", "age"])
+    said = done(call("adapt", "runs/it", "--data", "east.csv", "--epochs", 1, "--to", "east"))
+    assert "1 new client" in said
+    adapted = json.loads(done(call("predict", "east/adapted-0-east.safetensors", "--data", "new.csv",
+                                   "--columns", "admitted=ignore", "--json")))  # fmt: skip
+    assert adapted["accuracy"] > 0.8
+    same = ("predict", model, "--run", "runs/it", "--client", "south", "--part", "test", "--json")
+    assert (
+        json.loads(done(call(*same)))["accuracy"]
+        == json.loads(Path("models/client-1-south.json").read_text())["accuracy"]
+    )
+
+
+def test_columns_client_by_client_and_for_programs(hospitals: list[dict[str, Any]], call: Call) -> None:
+    answer = json.loads(done(call("data", "hospitals.csv", *COLUMNS, "--json")))
+    age, income, ward, smoker = answer["columns"]
+    present = [float(row["age"]) for row in hospitals if row["age"]]
+    assert age["missing"] == len(hospitals) - len(present)
+    assert (age["min"], age["max"]) == (min(present), max(present))
+    assert age["mean"] == pytest.approx(sum(present) / len(present))
+    assert ward["values"] == {
+        name: sum(row["ward"] == name for row in hospitals) for name in ("icu", "medicine", "surgery")
+    }
+    assert (income["missing"], smoker["missing"]) == (0, sum(row["smoker"] == "NA" for row in hospitals))
+    assert answer["ignored"] == ["patient_id", "admitted"]
+    declared = answer["by_client"]["south"][0]
+    assert declared["count"] + declared["missing"] == sum(answer["train"][answer["clients"].index("south")])
+    said = done(call("data", "hospitals.csv", *COLUMNS, "--client", "south"))
+    assert f"{declared['mean']:.6g} ± " in said
+    assert "icu, medicine, surgery" in said
+    assert "There is no client 'east'" in refusal(call, "data", "hospitals.csv", *COLUMNS, "--client", "east")
+    assert "--client shows the columns of a table" in refusal(call, "data", "digits", "--client", "0")
+
+
+def test_compare_and_advise_say_what_the_columns_are(hospitals: list[dict[str, Any]], call: Call) -> None:
+    words = ("--data", "hospitals.csv", *COLUMNS, "--engine", "in-process", "--columns", "smoker=ignore")
+    said = done(call("advise", *words, "--budget", 1, "--method", "local"))
+    assert "Table hospitals.csv: numbers age, income; categories ward (3 values); ignored smoker, patient_id" in said
+    said = done(call("compare", "local", "fedavg", *words, "--seeds", "0", "--rounds", 1, "--out", "table"))
+    assert "Table hospitals.csv: numbers age, income; categories ward (3 values); ignored smoker" in said

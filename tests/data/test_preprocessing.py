@@ -1,0 +1,192 @@
+"""Preprocessing that is agreed on: the constants of scikit-learn fitted on all rows, from what each client declares."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from fedtailor.data import Dataset, FederatedData, federate
+from fedtailor.data.columns import Column
+from fedtailor.data.preprocessing import ColumnFacts, Facts, Preprocessing, agree, facts
+from fedtailor.errors import FedtailorError
+
+COLUMNS = (
+    Column("age", "number"),
+    Column("ward", "category", ("icu", "medicine", "surgery")),
+    Column("income", "number"),
+    Column("smoker", "category", ("no", "yes")),
+    Column("pressure", "number"),
+    Column("constant", "number"),
+)
+
+
+def rows(count: int = 400, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Columns of very different scale; cells of `age` and `smoker` are missing."""
+    rng = np.random.default_rng(seed)
+    x = np.stack(
+        [
+            rng.normal(60, 10, count),
+            rng.integers(0, 3, count),
+            1e6 + rng.normal(0, 1, count),
+            rng.integers(0, 2, count),
+            1e-6 * rng.normal(3, 1, count),
+            np.full(count, 0.1),
+        ],
+        axis=1,
+    )
+    x[rng.random(count) < 0.2, 0] = np.nan
+    x[rng.random(count) < 0.2, 3] = np.nan
+    return x
+
+
+def fitted(x: np.ndarray[Any, Any]) -> ColumnTransformer:
+    """What scikit-learn makes of the same rows in one place."""
+    numbers = make_pipeline(StandardScaler(), SimpleImputer(strategy="constant", fill_value=0))
+    both = ColumnTransformer(
+        [
+            ("numbers", numbers, [0, 2, 4, 5]),
+            ("missing", make_union(MissingIndicator()), [0, 2, 4, 5]),
+            ("categories", OneHotEncoder(sparse_output=False, handle_unknown="ignore"), [1, 3]),
+        ]
+    )
+    return both.fit(x)
+
+
+def declared(x: np.ndarray[Any, Any], clients: int) -> list[Facts]:
+    """What clients of very different sizes declare."""
+    ends = np.unique(np.geomspace(3, len(x), clients).astype(int)) if clients > 1 else [len(x)]
+    return [facts(part, COLUMNS) for part in np.split(x, ends[:-1])]
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7, 50])
+def test_any_number_of_clients_agrees_on_what_scikit_learn_fits_on_all_rows(clients: int) -> None:
+    x = rows()
+    agreed = agree(declared(x, clients))
+    again = Preprocessing.model_validate_json(agreed.model_dump_json())
+    assert again == agreed
+    wanted = fitted(x).transform(x)
+    unsharp = np.zeros(wanted.shape[1])
+    unsharp[1] = 4 * np.spacing(1e6)  # the last bits of a mean of 1e6, where the deviation is 1
+    assert (np.abs(again.transform(x) - wanted) <= 1e-12 + unsharp).all()
+    assert again.n_features == wanted.shape[1] == len(again.feature_names)
+    assert again.feature_names == (
+        *("age", "income", "pressure", "constant", "age is missing"),
+        *("ward=icu", "ward=medicine", "ward=surgery", "smoker=no", "smoker=yes", "smoker is missing"),
+    )
+    mean, deviation = np.nanmean(x[:, 2]), np.nanstd(x[:, 2])
+    income = agreed.columns[2]
+    assert income.mean == pytest.approx(mean, rel=1e-14)
+    assert income.scale == pytest.approx(deviation, rel=1e-9)  # naive sums of squares lose all of it
+    assert agreed.columns[5].scale == 1
+
+
+def test_a_client_may_have_no_cell_of_a_column() -> None:
+    x = rows(30)
+    x[:10, [0, 1]] = np.nan
+    agreed = agree([facts(x[:10], COLUMNS), facts(x[10:], COLUMNS)])
+    assert agreed.columns[0].mean == pytest.approx(np.nanmean(x[:, 0]), rel=1e-14)
+    assert agreed.personal(facts(x[:10], COLUMNS)).columns[0] == agreed.columns[0]
+
+
+def test_a_client_declares_nothing_but_counts_means_squares_and_values() -> None:
+    x = rows(20)
+    plain = [one.model_dump() for one in facts(x, COLUMNS)]
+    present = x[~np.isnan(x[:, 0]), 0]
+    assert plain[0] == {
+        "name": "age",
+        "kind": "number",
+        "count": len(present),
+        "missing": 20 - len(present),
+        "mean": pytest.approx(present.mean()),
+        "squares": pytest.approx(((present - present.mean()) ** 2).sum()),
+        "values": (),
+    }
+    assert plain[1]["values"] == tuple(sorted({COLUMNS[1].values[int(code)] for code in x[:, 1]}))
+    assert {type(value) for one in plain for value in one.values()} == {str, int, float, tuple}
+
+
+def data(x: np.ndarray[Any, Any], columns: tuple[Column, ...] = COLUMNS) -> Dataset:
+    clients = torch.arange(len(x)) % 4
+    y = torch.from_numpy(np.nan_to_num(x[:, 0], nan=60) > 60).long()
+    names = tuple("abcd")
+    return Dataset("own", torch.from_numpy(x), y, ("no", "yes"), client=clients, client_names=names, columns=columns)
+
+
+def places(split: FederatedData, x: np.ndarray[Any, Any], clients: list[int], part: str) -> list[int]:
+    """The rows of the table that are these clients' samples: no two have the same income."""
+    assert split.preprocessing is not None
+    column = split.preprocessing.columns[2]
+    incomes = np.concatenate([getattr(split, part)(client)[0][:, 1].double().numpy() for client in clients])
+    return [int(np.abs(x[:, 2] - income).argmin()) for income in incomes * column.scale + column.mean]
+
+
+def test_only_training_samples_of_training_clients_decide() -> None:
+    """All other cells may be anything: the constants are the same, and those of the training rows alone."""
+    x = rows()
+    split = federate(data(x), partition="natural", new_clients=1, dtype=torch.float64)
+    keep = places(split, x, [0, 1, 2], "train")
+    other = x.copy()
+    others = np.setdiff1d(np.arange(len(x)), keep)
+    other[others, 0] *= 100
+    other[others, 2] -= 5e5
+    again = federate(data(other), partition="natural", new_clients=1, dtype=torch.float64)
+    assert again.preprocessing == split.preprocessing
+    assert not torch.equal(again.x, split.x)
+    tested = places(split, x, [0], "test")
+    wanted = fitted(x[keep]).transform(x[tested])
+    np.testing.assert_allclose(split.test(0)[0].numpy(), wanted, rtol=0, atol=1e-9)
+
+
+def test_per_client_constants_are_each_clients_own() -> None:
+    split = federate(data(rows()), partition="natural", new_clients=1, preprocessing="per-client", dtype=torch.float64)
+    for client in range(4):  # the new one too
+        x = split.train(client)[0]
+        assert x[:, 1].mean().item() == pytest.approx(0, abs=1e-8)
+        assert x[:, 1].std(correction=0).item() == pytest.approx(1, abs=1e-8)
+    assert split.preprocessing is not None
+    assert split.preprocessing_of(2) != split.preprocessing_of(1) != split.preprocessing
+    assert split.x.shape[1] == split.preprocessing.n_features
+
+
+def test_numbers_may_be_left_as_they_are() -> None:
+    x = rows()[:, [2, 4]]
+    table = replace(data(rows()), x=torch.from_numpy(x), columns=(COLUMNS[2], COLUMNS[4]))
+    split = federate(table, partition="natural", preprocessing="none", dtype=torch.float64)
+    assert sorted(split.x[:, 0].tolist()) == sorted(x[:, 0].tolist())
+    with pytest.raises(FedtailorError, match="The column 'age' has missing cells, of which --preprocessing none"):
+        federate(data(rows()), partition="natural", preprocessing="none")
+
+
+def test_what_training_did_not_have_counts_as_nothing_and_is_said() -> None:
+    x = rows()
+    split = federate(data(x), partition="natural", seed=3, dtype=torch.float64)
+    rare = x.copy()
+    first_tested = places(split, x, [0], "test")[0]
+    rare[first_tested, 1], rare[first_tested, 2] = 3, np.nan
+    columns = (COLUMNS[0], Column("ward", "category", (*COLUMNS[1].values, "tent")), *COLUMNS[2:])
+    again = federate(data(rare, columns), partition="natural", seed=3)
+    first = again.test(0)[0][0]
+    assert first[1] == 0  # the mean
+    assert first[5:8].tolist() == [0, 0, 0]
+    assert again.preprocessing is not None
+    assert again.preprocessing.columns[1].values == COLUMNS[1].values
+    assert [note for note in again.notes if "'ward'" in note and "tent" in note]
+    assert [note for note in again.notes if "'income'" in note and "count as the mean" in note]
+
+
+def test_facts_that_cannot_be_agreed_on() -> None:
+    one = facts(rows(10), COLUMNS)
+    with pytest.raises(FedtailorError, match="Client 1 declares other columns than client 0"):
+        agree([one, one[1:]])
+    huge = np.array([[1e300], [-1e300]])
+    with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
+        agree([facts(huge, COLUMNS[:1])])
+    apart = [ColumnFacts(name="age", kind="number", count=1, missing=0, mean=mean) for mean in (1e300, -1e300)]
+    with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
+        agree([(one,) for one in apart])
