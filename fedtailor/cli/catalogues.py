@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.display import definition_table, json_text, out, plain_table, print_setup, visible
+from fedtailor.cli.display import definition_table, json_text, network_lines, out, plain_table, print_setup, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, make_experiment
