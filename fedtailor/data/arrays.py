@@ -66,14 +66,15 @@ def read_npz(path: Path, arrays: Arrays, labelled: bool = True) -> Dataset:
     x = as_features(arrays["x"], path.name)
     if "y" not in arrays:
         return without_labels(path.name, x, client, names)
-    y, classes = encode(arrays["y"], f"The labels of {path}")
+    y, classes = several_labels(arrays["y"]) or encode(arrays["y"], f"The labels of {path}")
     return Dataset(path.name, x, y, classes, client=client, client_names=names)
 
 
 def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> Dataset:
     """Make a data set from a list with one entry per client: a pair (x, y) of tensors or arrays, or a torch Dataset.
 
-    Items of a torch Dataset are pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression.
+    Items of a torch Dataset are pairs (x, y). Whole numbers in y are classes, fractions the targets of a regression,
+    and whole numbers 0 and 1 in several columns labels, of which a sample may have any.
     The classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be missing.
     """
     if not isinstance(parts, Sequence) or isinstance(parts, (str, bytes)):
@@ -93,11 +94,19 @@ def from_list(parts: Sequence[Any], name: str = "list", gaps: bool = False) -> D
                     f"Client {client} of {name!r} has {what} of {_words(kind)}, but client 0 of "
                     f"{_words(kinds[0])}: all clients need the same."
                 )
-    y = torch.cat(ys)
-    classes = () if y.is_floating_point() else numbered_classes(y, name, gaps)
+    y, classes = several_labels(torch.cat(ys).numpy()) or (torch.cat(ys), ())
+    if not y.is_floating_point():
+        classes = numbered_classes(y, name, gaps)
     owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in ys]))
     names = tuple(map(str, range(len(parts))))
     return Dataset(name, torch.cat(xs), y, classes, client=owner, client_names=names)
+
+
+def several_labels(y: Array) -> tuple[Tensor, tuple[str, ...]] | None:
+    """Take whole numbers 0 and 1 in several columns for labels, of which a sample may have any; None for all else."""
+    if y.ndim != 2 or y.shape[1] < 2 or y.dtype.kind not in "biu" or not np.isin(y, (0, 1)).all():
+        return None
+    return torch.from_numpy(y.astype(np.float32)), tuple(map(str, range(y.shape[1])))
 
 
 def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...]:

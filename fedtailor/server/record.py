@@ -18,7 +18,7 @@ import platform
 import stat
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ from fedtailor.files import (
     write_atomically,
     writing,
 )
+from fedtailor.metric import ACCURACY, LOSS, Metric
 from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
 from fedtailor.version import __version__
 
@@ -87,7 +88,9 @@ class RunDirectory:
         self.behind = False  # experiment.toml has fewer rounds than about.json
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, data: FederatedData, network: str) -> "RunDirectory":
+    def create(
+        cls, path: Path, experiment: Experiment, data: FederatedData, network: str, metric: Metric | None = None
+    ) -> "RunDirectory":
         check_free(path)
         make_directory(path)
         run = cls(path)
@@ -95,7 +98,8 @@ class RunDirectory:
         try:
             check_free(path)  # nobody else was faster
             write_atomically(path / "partition.json", seal({**describe(data), "network": network}))
-            run._write_about(About(format=FORMAT, versions=versions(), experiment=deciding_settings(experiment)))
+            settings = deciding_settings(experiment)
+            run._write_about(About(format=FORMAT, versions=versions(), experiment=settings, metric=metric))
             write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
         except BaseException:
             run.unlock()
@@ -143,6 +147,12 @@ class RunDirectory:
             )
         return about
 
+    def metric(self) -> Metric:
+        """The metric that decides. A run of an older version has none: it was the accuracy, or else the loss."""
+        if (metric := self.about().metric) is not None:
+            return metric
+        return ACCURACY if any(record.accuracy is not None for record in self.rounds()) else LOSS
+
     def warn_of_other_versions(self) -> None:
         """Say so if the run was made by another version of something that its numbers may depend on."""
         made, here = self.about().versions, versions()
@@ -164,7 +174,7 @@ class RunDirectory:
         (self.path / "result.json").unlink(missing_ok=True)
 
     def _write_about(self, about: About) -> None:
-        write_atomically(self.path / "about.json", seal(vars(about), pretty=True))
+        write_atomically(self.path / "about.json", seal(asdict(about), pretty=True))
 
     def partition(self) -> Partition:
         """Every client's name and its samples by class."""

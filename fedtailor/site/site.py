@@ -12,7 +12,7 @@ from fedtailor.data import ClientData
 from fedtailor.errors import FedtailorError
 from fedtailor.local.client import Client
 from fedtailor.local.descent import step_count
-from fedtailor.local.metrics import measure, outputs
+from fedtailor.local.metrics import OwnMetric, measure, outputs
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.messages import (
@@ -21,6 +21,7 @@ from fedtailor.messages import (
     Evaluate,
     Measured,
     Message,
+    Metrics,
     Personal,
     Reply,
     Request,
@@ -29,6 +30,7 @@ from fedtailor.messages import (
     check_finite,
 )
 from fedtailor.method import Method, check_upload
+from fedtailor.metric import ACCURACY, Metric
 
 
 class SharedWriteError(FedtailorError):
@@ -51,6 +53,9 @@ class Terms:
     participation: float = 1.0  # the share of the clients that take part in a round on average
     on_train: bool = False  # measure models on the training samples too
     debug: bool = False  # let exceptions pass
+    metric: Metric = ACCURACY  # the one that decides
+    own_metric: OwnMetric | None = None  # its function, if it is the user's own
+    multi_label: bool = False  # targets are labels of 0 and 1
 
     @cached_property
     def fingerprint(self) -> str:
@@ -154,16 +159,19 @@ class Site:
 
     def metrics(self, theta: Tensor, scores: Tensor) -> Measured:
         """The metrics of a model, from its outputs on the validation and test samples."""
-        (_, validation), (_, test), loss = self.data.validation, self.data.test, self.terms.loss
-        scores = self._counted(scores)
+        (_, validation), (_, test), scores = self.data.validation, self.data.test, self._counted(scores)
         measured = {
-            "validation": measure(scores[: len(validation)], validation, loss),
-            "test": measure(scores[len(validation) :], test, loss),
+            "validation": self._measured(scores[: len(validation)], validation),
+            "test": self._measured(scores[len(validation) :], test),
         }
         if self.terms.on_train:
             x, y = self.data.train
-            measured["train"] = measure(self._counted(outputs(self.terms.network, theta, x)), y, loss)
+            measured["train"] = self._measured(self._counted(outputs(self.terms.network, theta, x)), y)
         return measured
+
+    def _measured(self, scores: Tensor, y: Tensor) -> Metrics:
+        terms = self.terms
+        return measure(scores, y, terms.loss, terms.multi_label, terms.own_metric)
 
     @property
     def n_outputs(self) -> int | None:
