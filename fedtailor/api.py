@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fedtailor.data import Dataset
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Settings, in_sections, make_experiment
+from fedtailor.local.isolation import isolated
+from fedtailor.local.metrics import OwnMetric
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
-from fedtailor.runs import method_name, names_and_objects, run_experiment
-from fedtailor.simulation import Objects
+from fedtailor.runs import method_name, names_and_objects, run_prepared
+from fedtailor.simulation import Objects, prepare
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.comparison import SEEDS, Comparing, make_comparison
@@ -93,20 +95,22 @@ def compare(
     data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_run: OnRun | None = None,
     **settings: Unpack[Settings],
 ) -> Table:
     """Run methods on the same clients with several seeds, and return the table that papers print.
 
-    `grid` has lists of values for settings and parameters: every combination is a line. `target` is the accuracy to
-    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class. With
-    `out`, all is recorded there, and the same call goes on after an interrupt, or adds methods, seeds and values of the
-    grid; data, model and loss are then names. `on_run` is called with the title and result of each run.
+    `grid` has lists of values for settings and parameters: every combination is a line. `metric` decides which line is
+    the best; `target` is its value to which rounds and bytes are counted. `method_parameters` are the parameters of
+    each method by its name or class. With `out`, all is recorded there, and the same call goes on after an interrupt,
+    or adds methods, seeds and values of the grid; data, model, loss and metric are then names. `on_run` is called with
+    the title and result of each run.
     """
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
-    names, objects = names_and_objects(data, model, loss)
+    names, objects = names_and_objects(data, model, loss, metric)
     parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
     asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}, **settings}
@@ -115,11 +119,16 @@ def compare(
     if out is None:
         results = []
         for title, experiment in comparison.runs().items():
-            results.append(run_experiment(experiment, objects))
+            with isolated():
+                prepared = prepare(experiment, objects)
+            prepared.terms.metric.check_target(target)
+            results.append(run_prepared(experiment, prepared))
             tell(title, results[-1])
         return Table(summarize(results, target))
     if objects != Objects():
-        raise FedtailorError("A comparison that is recorded needs names for data, model and loss: leave out= away.")
+        raise FedtailorError(
+            "A comparison that is recorded needs names for data, model, loss and metric: leave out= away."
+        )
     from fedtailor.reporting.tables import write_tables
 
     work = Comparing(comparison, Path(out))
@@ -152,6 +161,7 @@ def advise(
     data: str | Path | Dataset | Sequence[Any] = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
     budget: float = 90.0,
     methods: Sequence[str | type[Method]] = SHORTLIST,
     **settings: Unpack[Settings],
@@ -161,7 +171,7 @@ def advise(
     Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said. Where
     these cannot tell, the advice is not `decided`.
     """
-    names, objects = names_and_objects(data, model, loss)
+    names, objects = names_and_objects(data, model, loss, metric)
     experiment = make_experiment({**names, "validation": 0.2, **settings})
     return race(experiment, budget, tuple(map(_named, methods)), objects=objects)
 

@@ -13,7 +13,6 @@ from fedtailor.cli.display import (
     human_bytes,
     json_text,
     out,
-    percent,
     plain_table,
     progress_bars,
     results_table,
@@ -33,6 +32,7 @@ from fedtailor.experiment import (
 )
 
 if TYPE_CHECKING:
+    from fedtailor.metric import Metric
     from fedtailor.result import RunResult
     from fedtailor.simulation import Prepared
 
@@ -260,15 +260,15 @@ def _profile_table(results: list["RunResult"]) -> Any:
 
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
-    table = plain_table("Rounds")
-    for name in ("round", "accuracy", "std", "loss", "participants", "failed", "up", "down", "seconds"):
+    table, metric = plain_table("Rounds"), result.metric
+    for name in ("round", metric.title, "std", "loss", "participants", "failed", "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
     for record in result.rounds[step - 1 :: step]:
         table.add_row(
             str(record.round),
-            percent(record.accuracy),
-            percent(record.accuracy_std),
+            metric.text(metric.of(record)),
+            metric.text(record.std),
             decimals(record.loss),
             str(len(record.participants)),
             str(len(record.failed)),
@@ -281,16 +281,21 @@ def _rounds_table(result: "RunResult") -> Any:
 
 def _clients_table(result: "RunResult") -> Any:
     """A table of the clients, the worst first, at most twenty of them."""
-    ranked = sorted(result.per_client.items(), key=lambda item: (item[1].accuracy is None, item[1].accuracy or 0))
+    metric, shown = result.metric, _shown_metrics(result)
+    of = {client: metric.of(metrics) for client, metrics in result.per_client.items()}
+    ranked = sorted(of, key=lambda client: (of[client] is None, metric.gain(of[client] or 0.0, 0.0)))
     table = plain_table(f"Clients, the worst {min(20, len(ranked))} of {len(ranked)} first")
-    for name in ("client", "accuracy", "balanced", "AUC", "loss"):
+    for name in ("client", *(each.title for each in shown)):
         table.add_column(name, justify="right")
-    for client, metrics in ranked[:20]:
-        table.add_row(
-            visible(result.names[client]),
-            percent(metrics.accuracy),
-            percent(metrics.balanced_accuracy),
-            decimals(metrics.auc),
-            decimals(metrics.loss),
-        )
+    for client in ranked[:20]:
+        values = [each.text(each.of(result.per_client[client])) for each in shown]
+        table.add_row(visible(result.names[client]), *values)
     return table
+
+
+def _shown_metrics(result: "RunResult") -> list["Metric"]:
+    """List the metrics that some client has, the one that decides first."""
+    from fedtailor.metric import METRICS
+
+    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in result.per_client.values())]
+    return list(dict.fromkeys([result.metric, *some]))

@@ -23,6 +23,7 @@ from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.files import write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Adapt, Metrics, Reply
+from fedtailor.metric import ACCURACY, Metric
 from fedtailor.result import RunResult
 from fedtailor.runs import load
 from fedtailor.server.evaluation import averages
@@ -70,12 +71,14 @@ class Adaptation:
     local: list[Averages]
     per_client: dict[int, AdaptedClient]
     models: dict[int, dict[str, Tensor]]  # the adapted ones: state dicts for plain PyTorch
+    metric: Metric = ACCURACY  # the one that decides
 
     def csv(self) -> str:
         """Write both curves as CSV, a line an epoch."""
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        metrics = ("accuracy", "accuracy_std", "accuracy_worst_decile", "loss")
+        by_accuracy = ("accuracy", "accuracy_std", "accuracy_worst_decile", "loss")
+        metrics = by_accuracy if self.metric == ACCURACY else (self.metric.field, "std", "worst_decile", "loss")
         writer.writerow(["epoch", *(f"{whose}_{metric}" for whose in ("adapted", "local") for metric in metrics)])
         for epoch, both in enumerate(zip(self.adapted, self.local, strict=True)):
             writer.writerow([epoch, *(getattr(of_epoch, metric) for of_epoch in both for metric in metrics)])
@@ -199,7 +202,7 @@ def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
     shape, wanted = ("×".join(map(str, x.shape[1:])) for x in (dataset.x, known.x))
     if shape != wanted:
         raise FedtailorError(f"The samples of {dataset.name!r} have the shape {shape}, but the run's have {wanted}.")
-    if bool(dataset.classes) != bool(known.classes) or dataset.y.shape[1:] != known.y.shape[1:]:
+    if dataset.targets != known.targets or dataset.y.shape[1:] != known.y.shape[1:]:
         raise FedtailorError(f"The targets of {dataset.name!r} are not of the run's kind: classes, or so many numbers.")
     if own or not known.classes:
         return dataset
@@ -210,13 +213,15 @@ def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
             f"{', '.join(known.classes[:12])}{', …' if len(known.classes) > 12 else ''}."
         )
     number = torch.tensor([known.classes.index(name) for name in dataset.classes])
+    if dataset.targets == "labels":  # as many columns as the run has
+        return replace(dataset, y=dataset.y[:, number.argsort()], classes=known.classes)
     return replace(dataset, y=number[dataset.y], classes=known.classes)
 
 
 def _outcome(source: Source, federated: FederatedData, replies: dict[int, Reply], epochs: int) -> Adaptation:
     """Collect the metrics by epoch, on average and of each client."""
-    average, both = source.result.experiment.evaluation.average, 2 * (epochs + 1)
-    means = [averages({c: reply.measured[k] for c, reply in replies.items()}, average) for k in range(both)]
+    average, metric, both = source.result.experiment.evaluation.average, source.result.metric, 2 * (epochs + 1)
+    means = [averages({c: reply.measured[k] for c, reply in replies.items()}, average, metric) for k in range(both)]
     per_client = {}
     for client, reply in replies.items():
         metrics, own = [measured["test"] for measured in reply.measured], federated.client(client)
@@ -225,7 +230,7 @@ def _outcome(source: Source, federated: FederatedData, replies: dict[int, Reply]
         )
     models = {client: source.terms.network.state_dict(reply.upload["theta"]) for client, reply in replies.items()}
     method = source.result.experiment.method
-    return Adaptation(method, means[: epochs + 1], means[epochs + 1 :], per_client, models)
+    return Adaptation(method, means[: epochs + 1], means[epochs + 1 :], per_client, models, metric)
 
 
 class _Place:
@@ -260,6 +265,7 @@ class _Place:
             "round": source.simulation.finished,
             "data": federated.name,
             "epochs": epochs,
+            "metric": outcome.metric.name,
             "adapted": [of_epoch.plain() for of_epoch in outcome.adapted],
             "local": [of_epoch.plain() for of_epoch in outcome.local],
             "clients": [{"client": client, **own.plain()} for client, own in outcome.per_client.items()],

@@ -332,6 +332,7 @@ def describe(data: FederatedData) -> Plain:
         "clients": list(data.names),
         "new": sorted(data.new),
         **splits,
+        "n_train": data.n_samples.tolist(),
         "fingerprint": data.fingerprint(),
     }
 

@@ -177,7 +177,8 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(kw_only=True)
 class Partition(Record):
-    """Every client's name and its samples by class, with checksums of the samples and of the initial vector."""
+    """Every client's name and its samples by class, with checksums of the samples and of the initial vector. A sample
+    with several labels counts for each of them."""
 
     data: str
     classes: list[str]  # none for a regression
@@ -186,6 +187,7 @@ class Partition(Record):
     train: list[list[Count]]  # a row a client
     validation: list[list[Count]]
     test: list[list[Count]]
+    n_train: list[Count] = field(default_factory=list)  # each client's training samples
     fingerprint: str
     network: str
 
@@ -197,6 +199,9 @@ class Partition(Record):
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
+        record.n_train = record.n_train or [sum(row) for row in record.train]  # an older version's has none
+        if len(record.n_train) != clients:
+            raise ValueError("it does not have every client's number of training samples")
         return record
 
 

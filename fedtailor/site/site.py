@@ -159,14 +159,14 @@ class Site:
 
     def metrics(self, theta: Tensor, scores: Tensor) -> Measured:
         """The metrics of a model, from its outputs on the validation and test samples."""
-        (_, validation), (_, test), scores = self.data.validation, self.data.test, self._counted(scores)
+        (_, validation), (_, test), scores = self.data.validation, self.data.test, self.counted(scores)
         measured = {
             "validation": self._measured(scores[: len(validation)], validation),
             "test": self._measured(scores[len(validation) :], test),
         }
         if self.terms.on_train:
             x, y = self.data.train
-            measured["train"] = self._measured(self._counted(outputs(self.terms.network, theta, x)), y)
+            measured["train"] = self._measured(self.counted(outputs(self.terms.network, theta, x)), y)
         return measured
 
     def _measured(self, scores: Tensor, y: Tensor) -> Metrics:
@@ -183,7 +183,8 @@ class Site:
         n, loss = self.n_outputs, self.terms.loss
         return loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets)
 
-    def _counted(self, scores: Tensor) -> Tensor:
+    def counted(self, scores: Tensor) -> Tensor:
+        """The outputs that are used for this client."""
         return scores[:, : self.n_outputs] if scores.dim() == 2 else scores
 
 

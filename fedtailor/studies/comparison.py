@@ -10,7 +10,7 @@ Whoever asked for it writes the table beside them (`reporting.tables.write_table
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +56,7 @@ class Comparison:
     settings: Settings  # of all experiments, complete
     parameters: dict[str, Settings]  # of each method, complete
     grid: dict[str, list[Any]]  # values of settings and parameters
-    target: float | None = None  # the accuracy to which rounds and bytes are counted
+    target: float | None = None  # the value of the metric to which rounds and bytes are counted
 
     def written(self) -> Settings:
         """Return all settings as the file has them."""
@@ -103,7 +103,8 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
             raise unknown("method of this comparison", name, methods)
     parameters = {m: find_method(m, given.get(m)).model_dump(exclude_none=True) for m in methods}
     rest = {n: v for n, v in asked.items() if n not in ("methods", "seeds", "grid", "parameters", "target")}
-    rest = merged(DEFAULTS, in_sections(rest))
+    rest = in_sections(rest)
+    rest = merged({**DEFAULTS, "evaluation": {}} if _patient(rest) else DEFAULTS, rest)
     complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters"})
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
     comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")))
@@ -112,6 +113,12 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
     for experiment in comparison.runs().values():  # every value of the grid is looked at
         find_method(experiment.method, experiment.parameters)
     return comparison
+
+
+def _patient(settings: Settings) -> bool:
+    """Find out whether runs may stop early: then the best round on validation data counts, and not the last five."""
+    protocol = settings.get("evaluation")
+    return isinstance(protocol, Mapping) and protocol.get("patience") is not None
 
 
 def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
@@ -126,9 +133,9 @@ def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
 
 
 def _target(value: Any) -> float | None:
-    """Check a target accuracy."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1):
-        raise FedtailorError(f"The target accuracy is {shown(value)}, but it must be a number above 0 and at most 1.")
+    """Check a target. Whether a run can reach it is seen when its metric is known (`Metric.check_target`)."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)):
+        raise FedtailorError(f"The target is {shown(value)}, but it must be a number, like 0.9 for 90 % accuracy.")
     return value
 
 
@@ -212,6 +219,7 @@ class Comparing:
         """Check all runs before the first one begins, and write the question down. `look` is shown each of them."""
         for experiment in todo.values():
             prepared = self._prepared.prepare(experiment)
+            prepared.terms.metric.check_target(self.comparison.target)
             if look:
                 look(prepared)
         make_directory(self.out)
