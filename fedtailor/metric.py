@@ -81,7 +81,7 @@ class Metric:
     def check_target(self, target: float | None) -> None:
         """Refuse a target that no run can reach."""
         if self.percent and target is not None and not 0 < target <= 1:
-            raise FedtailorError(f"The target {self.title} is {target:g}, but it must be above 0 and at most 1.")
+            raise FedtailorError(f"The target {self.title} is {target}, but it must be above 0 and at most 1.")
 
     def text(self, value: float | None, sign: str = "") -> str:
         """Format a value, in % or plain; a dash where there is none."""

@@ -218,7 +218,7 @@ def test_compare_takes_objects() -> None:
     table = ft.compare(["local", "fedavg"], data=data, model=network, seeds=[0], rounds=2, engine="in-process")
     single = ft.run("fedavg", data=data, model=network, seed=0, rounds=2, engine="in-process")
     assert table.lines[1].accuracy == pytest.approx(sum(record.accuracy or 0 for record in single.rounds) / 2)
-    with pytest.raises(ft.FedtailorError, match="needs names for data, model and loss"):
+    with pytest.raises(ft.FedtailorError, match="needs names for data, model, loss and metric"):
         ft.compare(["local"], data=data, out="never", seeds=[0])
     assert not Path("never").exists()
 

@@ -202,7 +202,7 @@ def _show_predictions(predictions: "Predictions", source: str) -> None:
     """Print the first predictions, how often each class was predicted, and the accuracy where there are labels."""
     count = len(predictions.outputs)
     table = plain_table(f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
-    columns = [name for name in next(predictions.rows()) if not name.startswith("p(")]
+    columns = [name for name in next(predictions.rows()) if not name.startswith(("p(", "has("))]
     for name in columns:
         table.add_column(name, justify="right")
     for row, _ in zip(predictions.rows(), range(SHOWN), strict=False):
@@ -213,8 +213,9 @@ def _show_predictions(predictions: "Predictions", source: str) -> None:
         often = ", ".join(f"{name} ({times})" for name, times in Counter(predictions.predicted).most_common(SHOWN))
         out.print(f"Predicted: {visible(often)}", highlight=False)
     if predictions.accuracy is not None:
-        out.print(f"Accuracy: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
-        if strange := sorted(set(predictions.labels) - set(predictions.classes)):
+        what = "Exact match" if predictions.multi_label else "Accuracy"
+        out.print(f"{what}: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
+        if not predictions.multi_label and (strange := sorted(set(predictions.labels) - set(predictions.classes))):
             labels = visible(", ".join(strange[:SHOWN]))
             out.print(
                 f"Note: the model does not know the labels {labels}: these samples count as wrong.",

@@ -221,6 +221,7 @@ class Source:
             pixels=experiment.pixels,
             preprocessing=f"Whole-number (uint8) pixels are {scaled}; other features are taken as they are.",
             classes=(data.classes if client is None else data.classes_of(client))[:counted],
+            multi_label=data.targets == "labels",
             outputs=data.n_outputs,
             counted=counted,
             **(csv_columns(experiment) if columns is None else columns),

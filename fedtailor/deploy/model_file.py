@@ -57,6 +57,7 @@ class Description(BaseModel):
     pixels: Literal["unit", "signed"]
     preprocessing: str = Field(description="how samples become inputs, in words")
     classes: tuple[str, ...] = Field(description="in the order of the outputs; none for a regression")
+    multi_label: bool = Field(False, description="a sample may have any of the classes: an output above 0 says so")
     outputs: Size = Field(description="of the network")
     counted: Size = Field(description="the first so many of the outputs count")
     label_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")

@@ -10,7 +10,7 @@ Whoever asked for it writes the table beside them (`reporting.tables.write_table
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ from fedtailor.experiment import (
 )
 from fedtailor.files import Count, make_directory, read_sealed, seal, write_atomically
 from fedtailor.methods import find_method, method_class
+from fedtailor.metric import METRICS
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
@@ -44,6 +45,7 @@ SEEDS = (0, 1, 2)
 # What differs from a single run: a crash costs one round, and no method wins by a lucky last round.
 DEFAULTS: Settings = {"checkpoint_every": 1, "evaluation": {"choose": "last-5"}}
 MOST_RUNS = 10_000
+LARGEST = 1e300  # target
 TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ in: it makes another method of it
 
 
@@ -107,7 +109,8 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
     rest = merged({**DEFAULTS, "evaluation": {}} if _patient(rest) else DEFAULTS, rest)
     complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters"})
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
-    comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")))
+    target = _target(asked.get("target"), complete["evaluation"]["metric"])
+    comparison = Comparison(methods, seeds, complete, parameters, grid, target)
     if (runs := len(methods) * len(seeds) * prod(map(len, grid.values()))) > MOST_RUNS:
         raise FedtailorError(f"The comparison would have {runs:,} runs, more than {MOST_RUNS:,}: ask for fewer.")
     for experiment in comparison.runs().values():  # every value of the grid is looked at
@@ -132,10 +135,14 @@ def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _target(value: Any) -> float | None:
-    """Check a target. Whether a run can reach it is seen when its metric is known (`Metric.check_target`)."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)):
+def _target(value: Any, metric: str) -> float | None:
+    """Check a target. If the metric depends on the data, `Comparing.begin` checks whether a run can reach it."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
         raise FedtailorError(f"The target is {shown(value)}, but it must be a number, like 0.9 for 90 % accuracy.")
+    if metric in METRICS:
+        METRICS[metric].check_target(value)
     return value
 
 

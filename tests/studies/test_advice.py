@@ -345,7 +345,22 @@ def test_advice_on_clients_that_are_objects() -> None:
     assert advice.decided == (advice.chosen is not None)
 
 
-def test_numbers_are_no_classes() -> None:
-    data = federate(Dataset("r", torch.zeros(40, 2), torch.zeros(40), ()), partition="iid", clients=2)
-    with pytest.raises(ft.FedtailorError, match="needs classes"):
-        measure_skew(data, 0)
+def test_the_skew_of_numbers_is_the_share_of_their_variance_between_clients() -> None:
+    constant = federate(Dataset("r", torch.zeros(40, 2), torch.zeros(40), ()), partition="iid", clients=2)
+    assert measure_skew(constant, 0).label == 0.0
+    owner = torch.arange(40) % 2
+    y = 3.0 * owner + torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(10)  # variance 9/4 between clients, 1 within
+    apart = Dataset("r", torch.zeros(40, 2), y, (), client=owner, client_names=("a", "b"))
+    found = measure_skew(federate(apart, partition="natural", test=0, validation=0), 0)
+    assert found.label == pytest.approx(2.25 / 3.25)
+    assert found.label_by_chance < 0.2
+    assert found.targets == "numbers"
+
+
+def test_the_skew_of_several_labels_is_the_mean_distance_of_their_shares() -> None:
+    owner = torch.arange(40) % 2
+    y = torch.stack([owner.float(), torch.ones(40), (torch.arange(40) % 4 < 2).float()], dim=1)
+    data = Dataset("m", torch.zeros(40, 2), y, ("a", "b", "c"), client=owner, client_names=("a", "b"))
+    found = measure_skew(federate(data, partition="natural", test=0, validation=0), 0)
+    assert found.label == pytest.approx(0.5 / 3)  # the first label is one client's alone
+    assert found.targets == "labels"
