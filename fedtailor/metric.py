@@ -4,6 +4,7 @@ How they are computed is in `local/metrics.py`. A run has one metric that decide
 significance, the round that counts, targets, advice and early stopping.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -13,6 +14,10 @@ from fedtailor.errors import FedtailorError, unknown
 
 Targets = Literal["classes", "labels", "numbers"]  # one class a sample, several labels of 0 or 1, or a regression
 AUTO = "auto"
+NAMES = (
+    "accuracy", "balanced_accuracy", "exact_match", "auc", "f1", "log_loss", "loss", "rmse", "mae", "r2",
+)  # fmt: skip
+OWN = re.compile(r"[^\s:]{1,200}:\S{1,200}")
 TITLES = {"log_loss": "log loss", "auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 ON_ONE_SCALE = ("auc", "f1", "r2")  # where 0.01 is a point, as in %
 SMALL = 100  # below it, a plain number has four decimals
@@ -25,6 +30,10 @@ class Metric:
     name: str
     higher_is_better: bool = True
     percent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES and not OWN.fullmatch(self.name):  # in a file of a stranger's
+            raise ValueError("there is no such metric")
 
     def __str__(self) -> str:
         return self.name
@@ -96,22 +105,10 @@ class Metric:
         return f"{self.title} {self.text(value)}{self.unit}"
 
 
-ACCURACY, LOSS = Metric("accuracy", percent=True), Metric("loss", higher_is_better=False)
-METRICS = {
-    metric.name: metric
-    for metric in (
-        ACCURACY,
-        Metric("balanced_accuracy", percent=True),
-        Metric("exact_match", percent=True),
-        Metric("auc"),
-        Metric("f1"),
-        Metric("log_loss", higher_is_better=False),
-        LOSS,
-        Metric("rmse", higher_is_better=False),
-        Metric("mae", higher_is_better=False),
-        Metric("r2"),
-    )
-}
+IN_PERCENT = ("accuracy", "balanced_accuracy", "exact_match")
+LOWER_IS_BETTER = ("log_loss", "loss", "rmse", "mae")
+METRICS = {name: Metric(name, name not in LOWER_IS_BETTER, name in IN_PERCENT) for name in NAMES}
+ACCURACY, LOSS = METRICS["accuracy"], METRICS["loss"]
 # The metrics of each kind of targets. The first is the one of `auto`.
 DEFINED: dict[Targets, tuple[str, ...]] = {
     "classes": ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss"),

@@ -100,7 +100,8 @@ def sentences(advice: "Advice") -> list[str]:
     )
     worth = "a point" if metric.percent else f"{advice.margin:.3g}"
     if not advice.by_samples and metric.name != "accuracy":
-        found.append(f"The test is over {len(advice.candidates[0].values)} clients, whose {metric.title} count alike.")
+        clients = len(advice.candidates[0].values)
+        found.append(f"The test is over {clients} clients: how sure the {metric.title} of each is does not count.")
     if not advice.decided:
         leader = advice.best if advice.gain > 0 else GLOBAL
         share = advice.candidates[0].experiment.validation
