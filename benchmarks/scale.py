@@ -88,8 +88,9 @@ class Case:
         whom = {"participation": self.participants, "evaluation": {"clients": self.evaluated}}
         experiment = make_experiment({**where, **what, **whom})
         prepared = prepare(experiment, Objects(data=images_of_clients(self.clients, self.samples, (1, 28, 28))))
-        fingerprint = prepared.terms.fingerprint
-        run = Simulation(prepared, RunDirectory.create(out, experiment, prepared.data, fingerprint, prepared.setup))
+        terms, data = prepared.terms, prepared.data
+        directory = RunDirectory.create(out, experiment, data, terms.fingerprint, prepared.setup, terms.metric)
+        run = Simulation(prepared, directory)
         run.start()
         for client in range(self.clients):
             run.sites.store.put(client, copied({"personal": prepared.terms.initial}), 1)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fedtailor.data import Clients, Dataset, FederatedData
 from fedtailor.errors import FedtailorError, unknown, warn
 from fedtailor.experiment import Settings, in_sections, make_experiment
+from fedtailor.local.isolation import isolated
+from fedtailor.local.metrics import OwnMetric
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
 from fedtailor.result import RunResult
-from fedtailor.runs import method_name, names_and_objects, run_experiment
-from fedtailor.simulation import Objects
+from fedtailor.runs import method_name, names_and_objects, run_prepared
+from fedtailor.simulation import Objects, prepare
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.clients import ClientTable, client_table
@@ -110,32 +112,38 @@ def compare(
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_run: OnRun | None = None,
     **settings: Unpack[Settings],
 ) -> Table:
     """Run methods on the same clients with several seeds, and return the table that papers print.
 
-    `grid` has lists of values for settings and parameters: every combination is a line. `target` is the accuracy to
-    which rounds and bytes are counted, `method_parameters` the parameters of each method by its name or class, and
-    `method_settings` what one has in place of the settings of all, such as a learning rate of its own. `tune` is a
-    number of trials with which each method's settings are chosen on validation data first, with the first seed (see
-    `fedtailor.tune`). With `out`, all is recorded there, and the same call goes on after an interrupt, or adds methods,
-    seeds and values of the grid; data, model and loss are then names. `on_run` is called with the title and result of
-    each run.
+    `grid` has lists of values for settings and parameters: every combination is a line. `metric` decides which line is
+    the best; `target` is its value to which rounds and bytes are counted. `method_parameters` are the parameters of
+    each method by its name or class, and `method_settings` what one has in place of the settings of all, such as a
+    learning rate of its own. `tune` is a number of trials with which each method's settings are chosen on validation
+    data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the same call goes on
+    after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric are then names.
+    `on_run` is called with the title and result of each run.
     """
-    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, settings)
+    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
     if out is not None and objects.given:
-        raise FedtailorError("A comparison that is recorded needs names for data, model and loss: leave out= away.")
+        raise FedtailorError(
+            "A comparison that is recorded needs names for data, model, loss and metric: leave out= away."
+        )
     if tune is not None:
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
     if out is None:
         results = []
         for title, experiment in comparison.runs().items():
-            results.append(run_experiment(experiment, objects))
+            with isolated():
+                prepared = prepare(experiment, objects)
+            prepared.terms.metric.check_target(target)
+            results.append(run_prepared(experiment, prepared))
             tell(title, results[-1])
         return Table(summarize(results, target, comparison.tuned))
     from fedtailor.reporting.tables import write_tables
@@ -158,12 +166,13 @@ def _question(
     data: Any,
     model: Any,
     loss: Any,
+    metric: Any,
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Objects]:
     """Write what was asked for as a comparison's file has it, and return it with the objects in place of names."""
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
-    names, objects = names_and_objects(data, model, loss)
+    names, objects = names_and_objects(data, model, loss, metric)
     parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
     of_methods = {_named(method): dict(own) for method, own in (method_settings or {}).items()}
     asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
@@ -224,6 +233,7 @@ def tune(
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_trial: Callable[[str, Trial], None] | None = None,
     **settings: Unpack[Settings],
@@ -233,12 +243,12 @@ def tune(
     A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
     or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
     are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
-    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model and loss
-    are then names. `on_trial` is called with the method and each trial.
+    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss
+    and metric are then names. `on_trial` is called with the method and each trial.
     """
-    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, settings)
+    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     if out is not None and objects.given:
-        raise FedtailorError("A tuning that is recorded needs names for data, model and loss: leave out= away.")
+        raise FedtailorError("A tuning that is recorded needs names for data, model, loss and metric: leave out= away.")
     work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
     work.begin()
     for method in work.comparison.methods:
@@ -267,6 +277,7 @@ def advise(
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
     budget: float = 90.0,
     methods: Sequence[str | type[Method]] = SHORTLIST,
     **settings: Unpack[Settings],
@@ -276,7 +287,7 @@ def advise(
     Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said. Where
     these cannot tell, the advice is not `decided`.
     """
-    names, objects = names_and_objects(data, model, loss)
+    names, objects = names_and_objects(data, model, loss, metric)
     experiment = make_experiment({**names, "validation": 0.2, **settings})
 
     def describe(data: FederatedData) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedtailor.errors import FedtailorError, shown, unknown, wanted
+from fedtailor.metric import ACCURACY, AUTO, Metric
 from fedtailor.participation import Participation
 from fedtailor.schedule import RateSchedule
 
@@ -54,7 +55,8 @@ class _Strict(BaseModel):
 
 
 class Evaluation(_Strict):
-    """The evaluation protocol: models, clients, averages and the round that counts. It is part of every result."""
+    """The evaluation protocol: models, clients, averages, the metric and the round that counts. It is part of every
+    result."""
 
     model: Literal["personal", "global", "local"] = Field(
         "personal",
@@ -80,8 +82,27 @@ class Evaluation(_Strict):
         False, description="measure loss and accuracy on the training samples too, weighted by samples: the objective"
     )
     every: int = Field(1, ge=0, le=MOST, description="evaluate every N rounds (and in the last one); 0: never")
+    metric: str = Field(
+        AUTO,
+        description="the metric that decides: accuracy, balanced_accuracy, auc, f1, log_loss, loss, rmse, mae, r2, "
+        "exact_match, or module:function of (outputs, targets); auto is accuracy for classes, rmse for numbers, f1 for "
+        "several labels",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=MOST,
+        description="stop after N evaluated rounds without a better validation metric; the result is then that of the "
+        "best round on validation data, unless choose says otherwise",
+    )
 
-    def in_words(self) -> str:
+    @model_validator(mode="before")
+    @classmethod
+    def _chosen_by_patience(cls, given: Any) -> Any:
+        patient = isinstance(given, Mapping) and given.get("patience") is not None
+        return {"choose": "best-validation", **given} if patient else given
+
+    def in_words(self, metric: Metric = ACCURACY) -> str:
         """Say what the numbers of a table mean, to stand below it."""
         model = {"personal": "personal models", "global": "the global model", "local": "models after local work"}
         tuned = f", fine-tuned for {self.fine_tune} epochs" if self.fine_tune else ""
@@ -95,13 +116,15 @@ class Evaluation(_Strict):
             "last-10": "mean of the last ten evaluated rounds",
         }
         what = f"{model[self.model]}{tuned}, {whom[self.clients]}"
-        return f"Test accuracy in % of {what}, mean {mean[self.average]}, {when[self.choose]}."
+        unit = " in %" if metric.percent else ""
+        lower = "" if metric.higher_is_better else " (lower is better)"
+        return f"Test {metric.title}{unit}{lower} of {what}, mean {mean[self.average]}, {when[self.choose]}."
 
 
 # The names that settings of the evaluation have beside the others: on the command line, in Python and in files.
 EVALUATION_NAMES = {
     **{f"evaluate_{name}": name for name in Evaluation.model_fields},
-    **{name: name for name in ("fine_tune", "choose")},
+    **{name: name for name in ("fine_tune", "choose", "metric", "patience")},
 }
 
 
@@ -115,6 +138,8 @@ class EvaluationSettings(TypedDict, total=False):
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     train: bool
     every: int
+    metric: str
+    patience: int | None
 
 
 class Experiment(_Strict):
@@ -188,7 +213,10 @@ class Experiment(_Strict):
         description="train adapters of this rank in place of the body's linear layers (LoRA): 8, or "
         "8,alpha=16,layers=encoder",
     )
-    loss: str = Field("cross-entropy", description="cross-entropy, mse, or module:function of (outputs, targets)")
+    loss: str = Field(
+        "cross-entropy",
+        description="cross-entropy, mse, bce (several labels of 0 or 1), or module:function of (outputs, targets)",
+    )
 
     rounds: int = Field(20, ge=1, le=MOST, description="communication rounds")
     participation: str = Field(
@@ -379,8 +407,11 @@ class Settings(TypedDict, total=False):
     evaluate_choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     evaluate_train: bool
     evaluate_every: int
+    evaluate_metric: str
+    evaluate_patience: int | None
     fine_tune: int
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
+    patience: int | None
     on_failure: Literal["skip", "stop"]
     engine: Literal["auto", "in-process", "processes"]
     workers: int | None

@@ -33,8 +33,8 @@ def fit_inputs(data: FederatedData, module: nn.Module, dtype: torch.dtype) -> Fe
 
 
 @torch.no_grad()
-def try_out(network: Network, data: FederatedData, loss: Loss) -> None:
-    """One pass over two samples: do the network, the data and the loss fit together?"""
+def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
+    """One pass over two samples: do the network, the data and the loss fit together? Returns the outputs."""
     network.module.eval()
     before = changes(data.x, data.y)
     samples = held(data.x[:2])
@@ -43,7 +43,7 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> None:
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
             with network.precision():
-                outputs = network(samples)
+                outputs: Tensor = network(samples)
                 _check_outputs(outputs, data, loss)
                 value: Tensor = loss(outputs, data.y[:2])
     except FedtailorError:
@@ -57,6 +57,7 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> None:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
     if changes(data.x, data.y) != before:
         raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
+    return outputs
 
 
 def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:

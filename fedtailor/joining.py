@@ -72,7 +72,7 @@ def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
     shape, wanted = (shape_words(sample_shape(x)) for x in (dataset.x, known.x))
     if not dataset.columns and shape != wanted:
         raise FedtailorError(f"The samples of {dataset.name!r} have the shape {shape}, but the run's have {wanted}.")
-    if bool(dataset.classes) != bool(known.classes) or dataset.y.shape[1:] != known.y.shape[1:]:
+    if dataset.targets != known.targets or dataset.y.shape[1:] != known.y.shape[1:]:
         raise FedtailorError(f"The targets of {dataset.name!r} are not of the run's kind: classes, or so many numbers.")
     if own or not known.classes:
         return dataset
@@ -83,6 +83,8 @@ def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
             f"{', '.join(known.classes[:12])}{', …' if len(known.classes) > 12 else ''}."
         )
     number = torch.tensor([known.classes.index(name) for name in dataset.classes])
+    if dataset.targets == "labels":  # as many columns as the run has
+        return replace(dataset, y=dataset.y[:, number.argsort()], classes=known.classes)
     return replace(dataset, y=number[dataset.y], classes=known.classes)
 
 

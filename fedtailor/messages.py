@@ -27,12 +27,19 @@ MARK = rb"\"checksum\": \""  # in a frame's header, where JSON stands inside of 
 
 @dataclass(slots=True)
 class Metrics:
-    """The metrics of one model on one set of samples; None where one is not defined."""
+    """The metrics of one model on one set of samples; None where one is not defined. `own` is the user's own."""
 
     loss: float | None = None
     accuracy: float | None = None
     balanced_accuracy: float | None = None
     auc: float | None = None
+    f1: float | None = None
+    log_loss: float | None = None
+    exact_match: float | None = None
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+    own: float | None = None
     n_samples: Count = 0
 
 

@@ -14,7 +14,8 @@ from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Metrics
-from fedtailor.server.evaluation import chosen_round
+from fedtailor.metric import ACCURACY, Metric
+from fedtailor.server.evaluation import chosen_round, early_stop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory, describe, plain
 from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
@@ -29,6 +30,7 @@ class RunResult:
     """The outcome of a run. `experiment.evaluation` says what its metrics mean.
 
     `rounds` has the record of every round, `names` the names of the clients, `path` the run directory, if there is one.
+    `metric` is the metric that decides, with its name and its direction; `value` is the result by it.
     """
 
     def __init__(
@@ -39,34 +41,38 @@ class RunResult:
         names: Sequence[str],
         opened: Callable[[], Simulation],
         path: Path | None,
+        metric: Metric = ACCURACY,
     ) -> None:
         self.experiment = experiment
         self.rounds = rounds
         self.names = tuple(names)
         self.path = path
+        self.metric = metric
         self._client_records = client_records
         self._opened = opened
 
     def __repr__(self) -> str:
         experiment, evaluation = self.experiment, self.experiment.evaluation
         rounds = f"{len(self.rounds)} of {experiment.rounds} rounds"
-        quality = f"loss {self.loss:.4g}" if self.accuracy is None and self.loss is not None else "not evaluated"
-        if self.accuracy is not None:
-            quality = f"accuracy {100 * self.accuracy:.2f} % ({evaluation.model} models, {evaluation.choose} round)"
+        quality = "not evaluated" if self.loss is None else f"loss {self.loss:.4g}"
+        if self.value is not None:
+            quality = f"{self.metric.shown(self.value)} ({evaluation.model} models, {evaluation.choose} round)"
         where = f", in {self.path}" if self.path else ""
         what = f"{experiment.method} on {experiment.data}, {len(self.names)} clients"
         return f"<RunResult {what}, {rounds}: {quality}{where}>"
 
     def _repr_html_(self) -> str:
         """The rounds as a table, for notebooks; at most about twenty of them."""
-        columns = ("round", "accuracy", "accuracy_std", "loss", "participants", "failed", "bytes_up", "bytes_down")
-        head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns)
+        value, counts = self.metric.field, ("participants", "failed", "bytes_up", "bytes_down")
+        columns = {"round": "round", value: self.metric.title, "std": f"{self.metric.title} std", "loss": "loss"}
+        columns |= {name: name.replace("_", " ") for name in counts}
+        head = "".join(f"<th>{escape(title)}</th>" for title in columns.values())
         step = max(1, -(-len(self.rounds) // 20))
         rows = "".join(
             "<tr>" + "".join(f"<td>{_cell(getattr(record, name))}</td>" for name in columns) + "</tr>"
             for record in self.rounds[::-1][::step][::-1]
         )
-        caption = escape(f"{self!r:.200}"[1:-1]) + ". " + escape(self.experiment.evaluation.in_words())
+        caption = escape(f"{self!r:.200}"[1:-1]) + ". " + escape(self.experiment.evaluation.in_words(self.metric))
         return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> "pandas.DataFrame":
@@ -89,11 +95,32 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
-        return len(self.rounds) >= self.experiment.rounds
+        return len(self.rounds) >= self.experiment.rounds or self.stopped is not None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended before its last round (see `patience`); None if it did not."""
+        found = early_stop(self.rounds, self.experiment.evaluation.patience, self.metric)
+        return found.in_words(self.metric) if found and found.round < self.experiment.rounds else None
 
     def chosen(self, choose: str | None = None) -> RoundRecord | None:
         """The round that counts, by the experiment's own rule or another one; None if none was evaluated."""
-        return chosen_round(self.rounds, choose or self.experiment.evaluation.choose)
+        return chosen_round(self.rounds, choose or self.experiment.evaluation.choose, self.metric)
+
+    @property
+    def value(self) -> float | None:
+        """The mean test value of the metric that decides, in the round that counts."""
+        return self.metric.of(record) if (record := self.chosen()) else None
+
+    @property
+    def validation(self) -> float | None:
+        """The mean validation value of the same metric in the same round."""
+        return self.metric.validation(record) if (record := self.chosen()) else None
+
+    @property
+    def higher_is_better(self) -> bool:
+        """The direction of the metric that decides."""
+        return self.metric.higher_is_better
 
     @property
     def accuracy(self) -> float | None:
@@ -200,7 +227,8 @@ class RunResult:
 
     def summary(self) -> Plain:
         """The outcome in a few numbers, under every rule of choosing."""
-        keep = ("round", "accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "balanced_accuracy", "auc")
+        keep = ["round", "accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "balanced_accuracy", "auc"]
+        keep += [name for name in (self.metric.field, "std", "worst_decile") if name not in keep]
         choices = {rule: self.chosen(rule) for rule in ("last", "best-validation", "best-test")}
         return {
             "method": self.experiment.method,
@@ -208,7 +236,12 @@ class RunResult:
             "seed": self.experiment.seed,
             "rounds": len(self.rounds),
             "finished": self.finished,
+            "stopped": self.stopped,
             "evaluation": self.experiment.evaluation.model_dump(),
+            "metric": self.metric.name,
+            "higher_is_better": self.higher_is_better,
+            "value": self.value,
+            "validation": self.validation,
             "accuracy": self.accuracy,
             "loss": self.loss,
             **{rule: {name: getattr(record, name, None) for name in keep} for rule, record in choices.items()},

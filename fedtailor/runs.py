@@ -14,6 +14,7 @@ from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_exper
 from fedtailor.imports import object_name
 from fedtailor.joining import Additions, add, run_data
 from fedtailor.local.isolation import isolated
+from fedtailor.local.metrics import OwnMetric
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
@@ -38,6 +39,7 @@ def run(
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
@@ -48,15 +50,16 @@ def run(
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
     Objects may stand for names: a `Method` or its class, a list of one (x, y) per client or a dictionary of them by
-    name, a pandas table, an `nn.Module` or what makes one, a loss function. A complete `Experiment` in place of the
-    method takes no further settings. With `out`, the run is recorded in that directory as it goes and can be resumed;
-    without, nothing is written.
+    name, a pandas table, an `nn.Module` or what makes one, a loss function, a metric of (outputs, targets). A complete
+    `Experiment` in place of the method takes no further settings. With `out`, the run is recorded in that directory as
+    it goes and can be resumed; without, nothing is written.
     """
     if isinstance(method, Experiment):
-        if settings or [str(given) for given in (data, model, loss)] != ["digits", "mlp", "cross-entropy"]:
+        given = [str(value) for value in (data, model, loss, metric)]
+        if settings or given != ["digits", "mlp", "cross-entropy", "None"]:
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
         return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
-    names, objects = names_and_objects(data, model, loss)
+    names, objects = names_and_objects(data, model, loss, metric)
     if isinstance(method, str):
         own, rest = _split(method_class(method), settings)
         names |= {"method": method, "parameters": own}
@@ -67,11 +70,12 @@ def run(
     return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
 
 
-def names_and_objects(data: Any, model: Any, loss: Any) -> tuple[dict[str, Any], Objects]:
-    """Return the names of data, model and loss for an experiment, and those of them that are objects."""
+def names_and_objects(data: Any, model: Any, loss: Any, metric: Any = None) -> tuple[dict[str, Any], Objects]:
+    """Return the names of data, model, loss and metric for an experiment, and those of them that are objects."""
     names: dict[str, Any] = {}
     objects = Objects()
-    for name, value in (("data", str(data) if isinstance(data, Path) else data), ("model", model), ("loss", loss)):
+    given = {"data": str(data) if isinstance(data, Path) else data, "model": model, "loss": loss}
+    for name, value in (given if metric is None else {**given, "metric": metric}).items():
         if value is None or isinstance(value, (int, float)):
             raise FedtailorError(
                 f"{name}={value!r} is not understood: give a name or an object (see help(fedtailor.run))."
@@ -120,6 +124,7 @@ def resume(
     data: Dataset | Clients | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
+    metric: OwnMetric | None = None,
     add_clients: Additions | None = None,
     trust: bool = False,
     on_round: OnRound | None = None,
@@ -134,7 +139,7 @@ def resume(
 
     Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `deadline`,
     `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed again.
-    Where the run names code, a method, network or loss as `module:name`, pass the object or `trust` it.
+    Where the run names code, a method, network, loss or metric as `module:name`, pass the object or `trust` it.
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()
@@ -151,7 +156,7 @@ def resume(
         )
     if isinstance(method, type):
         method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
-    objects = Objects(method, data, model, loss)
+    objects = Objects(method, data, model, loss, metric)
     _check_objects(Path(path), before, objects, trust)
     directory.warn_of_other_versions()
     if add_clients:
@@ -173,6 +178,7 @@ def load(
     data: Dataset | Clients | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
+    metric: OwnMetric | None = None,
     joined: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> RunResult:
@@ -182,7 +188,7 @@ def load(
     as in `resume`, or `trust`. `joined` has the data of clients that joined the run as objects, by name.
     """
     directory = RunDirectory(Path(path))
-    experiment, objects = directory.experiment(), Objects(method, data, model, loss)
+    experiment, objects = directory.experiment(), Objects(method, data, model, loss, metric)
 
     def opened() -> Simulation:
         _check_objects(Path(path), experiment, objects, trust)
@@ -191,7 +197,7 @@ def load(
             return look_into(Path(path), _with_joined(directory, here, objects, joined), data_dir)
 
     partition, rounds, clients = directory.records()
-    return RunResult(experiment, rounds, lambda: clients, partition.clients, opened, Path(path))
+    return RunResult(experiment, rounds, lambda: clients, partition.clients, opened, Path(path), directory.metric())
 
 
 def _with_joined(
@@ -213,7 +219,7 @@ def _finish(run: Simulation, on_round: OnRound | None, on_start: OnStart | None)
             if on_round:
                 on_round(record)
     path = run.directory.path if run.directory else None
-    result = RunResult(run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path)
+    result = RunResult(run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric)
     if run.directory:
         run.directory.finish(result.summary())
     return result
@@ -269,12 +275,12 @@ def _written(method: Method) -> dict[str, Any]:
 def _check_objects(path: Path, experiment: Experiment, objects: Objects, trust: bool) -> None:
     """A run that was given objects needs them again, and the same ones as far as that can be seen. Code that it names
     is run if the caller passes it or trusts it: a run directory may be anybody's."""
-    for name in ("method", "data", "model", "loss"):
-        recorded, given = str(getattr(experiment, name)), getattr(objects, name)
+    for name in ("method", "data", "model", "loss", "metric"):
+        recorded, given = _recorded(experiment, name), getattr(objects, name)
         if isinstance(given, Method):
             if method_name(type(given)) != recorded or _written(given) != experiment.parameters:
                 raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
-        elif given is not None and name in ("model", "loss") and object_name(given) != recorded:
+        elif given is not None and name in ("model", "loss", "metric") and object_name(given) != recorded:
             raise FedtailorError(f"This is not the run's {name}: that is {recorded}.")
         elif given is not None and name == "data" and not recorded.startswith("object:"):
             raise FedtailorError(f"The run's data have a name ({recorded}): leave data= out.")
@@ -288,8 +294,13 @@ def _check_objects(path: Path, experiment: Experiment, objects: Objects, trust: 
         )
 
 
+def _recorded(experiment: Experiment, kind: str) -> str:
+    """The name of what may be an object."""
+    return str(getattr(experiment.evaluation if kind == "metric" else experiment, kind))
+
+
 def named_code(experiment: Experiment) -> dict[str, str]:
     """The code that an experiment names: `module:name` in place of a name of the catalogue."""
-    kinds = ("method", "model", "loss")
-    names = {kind: str(getattr(experiment, kind)) for kind in kinds if ":" in getattr(experiment, kind)}
+    kinds = ("method", "model", "loss", "metric")
+    names = {kind: name for kind in kinds if ":" in (name := _recorded(experiment, kind))}
     return {kind: name for kind, name in names.items() if kind != "model" or name.partition(":")[0] not in NETWORKS}

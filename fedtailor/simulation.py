@@ -27,11 +27,13 @@ from fedtailor.fitting import fit_inputs, try_out
 from fedtailor.imports import import_object
 from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.inputs import held, sample_shape
+from fedtailor.local.metrics import OwnMetric, targets_of
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.streams import torch_seed
-from fedtailor.messages import Declaration, Message, State
+from fedtailor.messages import Declaration, EvaluateShared, Message, State
 from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
+from fedtailor.metric import Metric, find_metric, own_metric
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
@@ -49,7 +51,11 @@ from fedtailor.store import Store
 from fedtailor.training import check_training, optimizer_settings, training_loss
 from fedtailor.transport import Transport, make_transport
 
-LOSSES: dict[str, Loss] = {"cross-entropy": functional.cross_entropy, "mse": functional.mse_loss}
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": functional.cross_entropy,
+    "mse": functional.mse_loss,
+    "bce": functional.binary_cross_entropy_with_logits,
+}
 
 
 @dataclass
@@ -60,6 +66,7 @@ class Objects:
     data: Dataset | FederatedData | Clients | None = None
     model: ModelLike | None = None
     loss: Loss | None = None
+    metric: OwnMetric | None = None
 
     @property
     def given(self) -> bool:
@@ -153,11 +160,8 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     given = objects.data
     data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
     loss = objects.loss or find_loss(experiment.loss)
-    if not data.classes and objects.loss is None and experiment.loss == "cross-entropy":
-        raise FedtailorError(
-            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
-            "give the labels as whole numbers."
-        )
+    if objects.loss is None:
+        _check_loss(experiment.loss, data)
     model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
     augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
     if augmentation is not None:
@@ -178,7 +182,8 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
     if network.has_batch_norm and experiment.batch == 1:
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     network.autocast = experiment.autocast
-    try_out(network, data, loss)
+    scores = try_out(network, data, loss)
+    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
     training = data.n_clients - len(data.new)
     terms = Terms(
@@ -198,16 +203,59 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         experiment.debug,
         assembled.loaded.sha256 if assembled.loaded else "",
         augmentation,
+        metric,
+        own_metric,
+        data.targets == "labels",
     )
     prepared = Prepared(experiment, data, terms, assembled)
     _check_protocol(prepared)
+    _try_out_metric(prepared)
     return prepared
+
+
+def _check_loss(name: str, data: FederatedData) -> None:
+    """Refuse cross-entropy for targets that are not one class a sample."""
+    if name == "cross-entropy" and data.targets == "numbers":
+        raise FedtailorError(
+            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
+            "give the labels as whole numbers."
+        )
+    if name == "cross-entropy" and data.targets == "labels":
+        raise FedtailorError(
+            "The loss cross-entropy is for one class a sample, but these samples have several labels: take --loss bce."
+        )
+
+
+def _find_metric(
+    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor
+) -> tuple[Metric, OwnMetric | None]:
+    """The metric that decides, and its function if it is the user's own. `scores` are outputs for the first samples."""
+    if given is None and ":" not in name:
+        return find_metric(name, targets_of(scores, data.y[: len(scores)], data.targets == "labels")), None
+    own = given or import_object(name, "metric")
+    if not callable(own):
+        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
+    return own_metric(name, own), own
+
+
+def _try_out_metric(prepared: Prepared) -> None:
+    """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
+    data, terms = prepared.data, prepared.terms
+    tested = [client for client in range(data.n_clients) if len(data.test(client)[1])]
+    if terms.own_metric is not None and tested:
+        reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
+        if reply.error:
+            raise FedtailorError(
+                f"The metric {terms.metric} fails on client {data.names[tested[0]]}: {reply.error}."
+            ) from reply.cause
 
 
 def _check_protocol(prepared: Prepared) -> None:
     """Refuse an evaluation of something that there is not."""
     protocol, method, data = prepared.experiment.evaluation, prepared.method, prepared.data
     if not protocol.every:
+        if protocol.patience is not None:
+            raise FedtailorError("Nothing is evaluated to stop early by: leave --patience or --evaluate-every 0 out.")
         return
     if protocol.clients == "new" and not data.new:
         raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
@@ -217,7 +265,10 @@ def _check_protocol(prepared: Prepared) -> None:
             "No client has test samples, so nothing could be measured: give --test 0.2, or --evaluate-every 0 to train "
             "without measuring."
         )
-    if protocol.choose == "best-validation" and not any(v > trained for _, trained, v, _ in evaluated):
+    validated = any(v > trained for _, trained, v, _ in evaluated)
+    if protocol.patience is not None and not validated:
+        raise FedtailorError("No client has validation samples to stop early by (--patience): give --validation 0.1.")
+    if protocol.choose == "best-validation" and not validated:
         raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
@@ -261,6 +312,7 @@ class Simulation:
             Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
             Counter(join.after for join in data.joined for _ in join.clients),
+            terms.metric,
         )
 
     def start(self) -> None:
@@ -402,8 +454,10 @@ def find_loss(name: str) -> Loss:
 
 def create(path: Path, prepared: Prepared) -> Simulation:
     """Make a run directory and its simulation."""
-    fingerprint, setup = prepared.terms.fingerprint, prepared.setup
-    directory = RunDirectory.create(path, prepared.experiment, prepared.data, fingerprint, setup)
+    terms = prepared.terms
+    directory = RunDirectory.create(
+        path, prepared.experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric
+    )
     with _unlocked_on_failure(directory):
         return Simulation(prepared, directory)
 

@@ -40,8 +40,9 @@ def test_public_functions_survive_the_import_of_every_module() -> None:
 def test_settings_are_typed_like_the_experiment() -> None:
     """Completion and type checkers know every setting, with its type."""
     hints, fields = typing.get_type_hints(Settings), Experiment.model_fields
-    flat = {name: hints.pop(name) for name in EVALUATION_NAMES}
-    assert flat == {name: Evaluation.model_fields[inner].annotation for name, inner in EVALUATION_NAMES.items()}
+    names = {name: inner for name, inner in EVALUATION_NAMES.items() if name != "metric"}  # which may be an object
+    flat = {name: hints.pop(name) for name in names}
+    assert flat == {name: Evaluation.model_fields[inner].annotation for name, inner in names.items()}
     assert list(hints) == [name for name in fields if name not in ("method", "data", "model", "loss")]
     looser = {"participation", "evaluation", "columns"}  # which take more than what is kept
     assert {n for n in hints if hints[n] != fields[n].annotation} == looser
@@ -53,9 +54,10 @@ def test_settings_of_the_evaluation_are_keywords_too(tmp_path: Path) -> None:
     flat: dict[str, typing.Any] = {
         "fine_tune": 2, "choose": "last-10", "evaluate_model": "local", "evaluate_clients": "participants",
         "evaluate_average": "sample", "evaluate_train": True, "evaluate_every": 2,
+        "metric": "auc", "patience": 3,
     }  # fmt: skip
     section = {"fine_tune": 2, "choose": "last-10", "model": "local", "clients": "participants", "average": "sample",
-               "train": True, "every": 2}  # fmt: skip
+               "train": True, "every": 2, "metric": "auc", "patience": 3}  # fmt: skip
     result = ft.run("fedavg", out=tmp_path / "run", **flat, **SMALL)
     assert result.experiment == ft.run("fedavg", evaluation=section, **SMALL).experiment
     assert result.experiment.evaluation.model_dump() == section
@@ -216,7 +218,7 @@ def test_compare_takes_objects() -> None:
     table = ft.compare(["local", "fedavg"], data=data, model=network, seeds=[0], rounds=2, engine="in-process")
     single = ft.run("fedavg", data=data, model=network, seed=0, rounds=2, engine="in-process")
     assert table.lines[1].accuracy == pytest.approx(sum(record.accuracy or 0 for record in single.rounds) / 2)
-    with pytest.raises(ft.FedtailorError, match="needs names for data, model and loss"):
+    with pytest.raises(ft.FedtailorError, match="needs names for data, model, loss and metric"):
         ft.compare(["local"], data=data, out="never", seeds=[0])
     assert not Path("never").exists()
 

@@ -144,7 +144,7 @@ def test_parameters_that_are_no_table() -> None:
     [
         ({"methods": 3}, "must be a list of methods' names, not 3"),
         ({"methods": ["fedavg"], "seeds": [HUGE]}, "The setting 'seed' is an? int that is too large"),
-        ({"methods": ["fedavg"], "target": HUGE}, "The target accuracy is an? int that is too large"),
+        ({"methods": ["fedavg"], "target": HUGE}, "The target is an? int that is too large"),
         ({"methods": ["fedavg"], "parameters": [1]}, "stand in a section for each method"),
         ({"methods": ["fedavg"], "grid": {"lr": HUGE}}, "must be a list of values, not an? int"),
         (

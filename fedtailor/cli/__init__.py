@@ -28,7 +28,7 @@ COMMANDS = {
         "reporting",
         "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",
     ),
-    "watch": ("watching", "Watch a run or a comparison from another terminal: progress, accuracy, bytes, time left."),
+    "watch": ("watching", "Watch a run or a comparison from another terminal: progress, metric, bytes, time left."),
     "export": ("deploying", "Write the models of a run as files that plain PyTorch loads."),
     "predict": (
         "deploying",

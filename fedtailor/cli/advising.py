@@ -12,6 +12,7 @@ from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
+    from fedtailor.metric import Metric
     from fedtailor.studies.advice import Advice
 
 SECONDS = 90.0
@@ -28,12 +29,19 @@ def advise(
         list[str] | None,
         typer.Option("--method", help="a method for the shortlist, in place of the usual (may be repeated)"),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help=r"the metric that decides, as in run \[accuracy; rmse for numbers, f1 for several labels]",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Recommend a method for these clients, or none, after a short race between several.
 
     It measures how far the clients' labels and features differ, and races a shortlist (one global model, the same
-    fine-tuned, each client alone, and several personalized methods) by successive halving on validation accuracy.
+    fine-tuned, each client alone, and several personalized methods) by successive halving on validation samples.
 
     [bold]Examples[/]
 
@@ -44,6 +52,7 @@ def advise(
     from fedtailor.studies.advice import SHORTLIST
     from fedtailor.studies.advice import advise as ask
 
+    settings |= {} if metric is None else {"metric": metric}
     experiment = make_experiment({"validation": HELD_OUT, **settings})
     race = {"budget": budget, "method": method}
     with progress_bars() as bars:
@@ -73,10 +82,11 @@ def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
         out.print(sentence, highlight=False)
     table = plain_table("The race, on validation samples")
     table.add_column("method", style="bold")
-    for name in ("rounds", "accuracy", "s a round"):
+    metric = advice.metric
+    for name in ("rounds", metric.title, "s a round"):
         table.add_column(name, justify="right")
     for candidate in advice.candidates:
-        table.add_row(candidate.title, str(candidate.rounds), percent(candidate.mean), f"{candidate.seconds:.2f}")
+        table.add_row(candidate.title, str(candidate.rounds), metric.text(candidate.mean), f"{candidate.seconds:.2f}")
     out.print(table)
     if (following := command(advice, settings, race)) is not None:
         out.print(marked("Next:", "bold", following), highlight=False, soft_wrap=True)
@@ -86,17 +96,17 @@ def sentences(advice: "Advice") -> list[str]:
     """Say in plain words what was measured, what is recommended and why."""
     from fedtailor.studies.advice import ALONE, GLOBAL, TUNED
 
-    skew = advice.skew
-    labels = "more than" if skew.label > 1.5 * skew.label_by_chance else "about as much as"
-    found = [
-        f"Labels: a client's classes differ from everybody's by {percent(skew.label)} % on average, {labels} chance "
-        f"would give ({percent(skew.label_by_chance)} %).",
-        f"Features: {percent(skew.feature)} % of what varies within a class goes with the client.",
-    ]
-    low, high = (f"{100 * end:+.1f}" for end in advice.interval)
+    found, metric = _skew_sentences(advice), advice.metric
+    low, high = (_points(metric, end) for end in advice.interval)
+    unit = "points" if metric.percent else f"in {metric.title}"
     gain = (
-        f"{100 * advice.gain:+.1f} points against one model for all, 95 % interval {low} … {high}, p = {advice.p:.2g}"
+        f"{_points(metric, advice.gain)} {unit} against one model for all, 95 % interval {low} … {high}, "
+        f"p = {advice.p:.2g}"
     )
+    worth = "a point" if metric.percent else f"{advice.margin:.3g}"
+    if not advice.by_samples and metric.name != "accuracy":
+        clients = len(advice.candidates[0].values)
+        found.append(f"The test is over {clients} clients: how sure the {metric.title} of each is does not count.")
     if not advice.decided:
         leader = advice.best if advice.gain > 0 else GLOBAL
         share = advice.candidates[0].experiment.validation
@@ -107,7 +117,7 @@ def sentences(advice: "Advice") -> list[str]:
             f"best of them is {advice.best} ({gain}). Best so far: {leader}. Give {more} or more clients.",
         ]
     if advice.chosen == GLOBAL:
-        why = f"No personal model is better by a point. The best is {advice.best} ({gain})."
+        why = f"No personal model is better by {worth}. The best is {advice.best} ({gain})."
         if advice.best == GLOBAL:
             why = "There was no personal model in the race."
         return [*found, f"Recommended: one global model ({GLOBAL}). {why}"]
@@ -118,6 +128,27 @@ def sentences(advice: "Advice") -> list[str]:
     else:
         why = f"Personal models pay ({gain})."
     return [*found, f"Recommended: a personal model for each client, by {advice.chosen}. {why}"]
+
+
+def _skew_sentences(advice: "Advice") -> list[str]:
+    """Say how far the clients' targets and features differ."""
+    skew = advice.skew
+    beside = "more than" if skew.label > 1.5 * skew.label_by_chance else "about as much as"
+    chance = f"{beside} chance would give ({percent(skew.label_by_chance)} %)"
+    targets = {
+        "classes": f"Labels: a client's classes differ from everybody's by {percent(skew.label)} % on average, "
+        f"{chance}.",
+        "labels": f"Labels: a client has a label more or less often than everybody by {percent(skew.label)} % on "
+        f"average, {chance}.",
+        "numbers": f"Targets: {percent(skew.label)} % of what varies goes with the client, {chance}.",
+    }
+    within = " within a class" if skew.targets == "classes" else ""
+    return [targets[skew.targets], f"Features: {percent(skew.feature)} % of what varies{within} goes with the client."]
+
+
+def _points(metric: "Metric", gain: float) -> str:
+    """Format a gain: in points, or in the metric's own unit."""
+    return f"{100 * gain:+.1f}" if metric.percent else metric.text(gain, "+")
 
 
 def command(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> str | None:
@@ -151,6 +182,8 @@ def _plain(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
     from dataclasses import asdict
 
     return {
+        "metric": advice.metric.name,
+        "higher_is_better": advice.metric.higher_is_better,
         "decided": advice.decided,
         "recommended": advice.chosen,
         "personalization_needed": advice.needed,
@@ -161,7 +194,7 @@ def _plain(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
         "validation_samples": advice.n_samples,
         "skew": asdict(advice.skew),
         "race": [
-            {"method": c.title, "rounds": c.rounds, "accuracy": c.mean, "seconds_per_round": c.seconds}
+            {"method": c.title, "rounds": c.rounds, advice.metric.name: c.mean, "seconds_per_round": c.seconds}
             for c in advice.candidates
         ],
         "seconds": advice.seconds,

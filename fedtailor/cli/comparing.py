@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress, TaskID
 
-from fedtailor.cli.display import RoundProgress, err, marked, out, percent, print_setup, progress_bars, setup_lines
+from fedtailor.cli.display import RoundProgress, err, marked, out, print_setup, progress_bars, setup_lines
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
@@ -34,7 +34,7 @@ def compare(
         float | None,
         typer.Option(
             metavar="X",
-            help=r"the accuracy to which rounds and bytes are counted, like 0.9 \[what the worst run reaches]",
+            help=r"the value of the metric to which rounds and bytes are counted, like 0.9 \[what all runs reach]",
             show_default=False,
         ),
     ] = None,
@@ -63,11 +63,11 @@ def compare(
 ) -> None:
     """Run methods on the same clients with several seeds, and print the table that papers print.
 
-    It has the accuracy over seeds, the gain over Local, the worst decile,
-    rounds and bytes to a target accuracy, and says which methods differ from
-    the best by more than chance, and then each client's result by name. DIR
-    holds it as text, Markdown, LaTeX and CSV, with all runs;
-    `fedtailor show DIR` prints it again.
+    It has the metric over seeds (the accuracy, unless --metric says another),
+    the gain over Local, the worst decile, rounds and bytes to a target, and
+    says which methods differ from the best by more than chance, and then each
+    client's result by name. DIR holds it as text, Markdown, LaTeX and CSV, with
+    all runs; `fedtailor show DIR` prints it again.
 
     [bold]Examples[/]
 
@@ -252,6 +252,6 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
             bars.remove_task(bar.task)
             before += experiment.rounds
             if out.is_terminal:
-                said = f"accuracy {percent(result.accuracy)} %" if result else "failed"
+                said = result.metric.shown(result.value) if result else "failed"
                 bars.console.print(f"{title}: {said}", highlight=False)
         bars.update(overall, completed=before, status="")

@@ -85,8 +85,8 @@ def export(
     if len(written) == 1:
         _show_model(*written[0])
         return
-    accuracies = [about.accuracy for _, about in written if about.accuracy is not None]
-    mean = f", mean accuracy {percent(sum(accuracies) / len(accuracies))} %" if accuracies else ""
+    values = [about.value for _, about in written if about.value is not None]
+    mean = f", mean {about.metric.shown(sum(values) / len(values))}" if values and about.metric else ""
     out.print(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.", highlight=False, soft_wrap=True)
     out.print("The .json beside each says how to load it.", highlight=False)
 
@@ -104,7 +104,7 @@ def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
 
 def _show_model(files: list[Path], about: "Description") -> None:
     whose = "The global model" if about.client is None else f"The model of client {about.name}"
-    metric = f"accuracy {percent(about.accuracy)} %" if about.accuracy is not None else f"loss {about.loss}"
+    metric = f"loss {about.loss}" if about.value is None or not about.metric else about.metric.shown(about.value)
     out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric} {about.measured}."), highlight=False)
     out.print("Written to " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
     out.print("\nLoad it with:", highlight=False)
@@ -199,7 +199,7 @@ def _show_predictions(predictions: "Predictions", source: str) -> None:
     """Print the first predictions, how often each class was predicted, and the accuracy where there are labels."""
     count = len(predictions.outputs)
     table = plain_table(f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
-    columns = [name for name in next(predictions.rows()) if not name.startswith("p(")]
+    columns = [name for name in next(predictions.rows()) if not name.startswith(("p(", "has("))]
     for name in columns:
         table.add_column(name, justify="right")
     for row, _ in zip(predictions.rows(), range(SHOWN), strict=False):
@@ -210,8 +210,9 @@ def _show_predictions(predictions: "Predictions", source: str) -> None:
         often = ", ".join(f"{name} ({times})" for name, times in Counter(predictions.predicted).most_common(SHOWN))
         out.print(f"Predicted: {visible(often)}", highlight=False)
     if predictions.accuracy is not None:
-        out.print(f"Accuracy: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
-        if strange := sorted(set(predictions.labels) - set(predictions.classes)):
+        what = "Exact match" if predictions.multi_label else "Accuracy"
+        out.print(f"{what}: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
+        if not predictions.multi_label and (strange := sorted(set(predictions.labels) - set(predictions.classes))):
             labels = visible(", ".join(strange[:SHOWN]))
             out.print(
                 f"Note: the model does not know the labels {labels}: these samples count as wrong.",
@@ -305,22 +306,23 @@ def adapt(
 
 
 def _show_curves(outcome: "Adaptation") -> None:
-    """Print both curves, a line an epoch: accuracies, or losses where there are none."""
-    accuracy, spread = outcome.adapted[0].accuracy is not None, outcome.adapted[0].accuracy_std is not None
+    """Print both curves, a line an epoch: of the metric that decides, or of the loss where it is not defined."""
+    first, metric = outcome.adapted[0], outcome.metric
+    defined, spread = metric.of(first) is not None, first.std is not None
     table = plain_table(_counted(len(outcome.per_client), "new client"))
     for name in ("epochs", outcome.method, "local from scratch"):
         table.add_column(name, justify="right")
 
     def shown(metrics: "Averages") -> str:
-        if accuracy:
-            return percent(metrics.accuracy) + (f" ± {percent(metrics.accuracy_std)}" if spread else "")
+        if defined:
+            return metric.text(metric.of(metrics)) + (f" ± {metric.text(metrics.std)}" if spread else "")
         return decimals(metrics.loss)
 
     for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
         table.add_row(str(epoch), shown(mine), shown(local))
     out.print(table)
     over = ", mean ± std over clients," if spread else ""
-    what = f"Test accuracy in %{over}" if accuracy else "Mean test loss"
+    what = f"Test {metric.title}{' in %' if metric.percent else ''}{over}" if defined else "Mean test loss"
     out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
     out.print(_adapted_clients(outcome))
 

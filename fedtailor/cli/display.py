@@ -33,6 +33,7 @@ from fedtailor.text import (
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
+    from fedtailor.metric import Metric
     from fedtailor.result import RunResult
     from fedtailor.server.loop import Loop
     from fedtailor.server.records import RoundRecord
@@ -45,9 +46,9 @@ __all__ = [
     "results_table", "setup_lines", "visible",
 ]  # fmt: skip
 
-METRICS = ("accuracy", "± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")
+COLUMNS = ("± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")  # after the metric's
 FALL = 0.02  # of the accuracy from one round to the next: the last round alone is then no measure
-NARROW = 76  # columns that all metrics need; on a narrower page the last ones are left out
+NARROW = 76  # characters that all columns need; on a narrower page the last ones are left out
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
 out = SafeConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
@@ -60,23 +61,24 @@ def marked(label: str, style: str, text: object) -> Text:
 
 
 class RoundProgress:
-    """A bar for one run: rounds, accuracy, bytes, time left. Silent where the output is not a terminal."""
+    """A bar for one run: rounds, its metric, bytes, time left. Silent where the output is not a terminal."""
 
     def __init__(self, progress: Progress, title: str, rounds: int | None) -> None:
         self.progress = progress
         self.bytes = 0
+        self.metric: Metric | None = None
         self.task = progress.add_task(visible(title), total=rounds, status="setting up")
 
     def start(self, loop: "Loop") -> None:
         """Show how far the run is when it begins or goes on."""
-        self.bytes = sum(record.bytes for record in loop.rounds)
+        self.bytes, self.metric = sum(record.bytes for record in loop.rounds), loop.metric
         self.progress.update(self.task, total=loop.experiment.rounds, completed=loop.finished, status="")
 
     def round(self, record: "RoundRecord") -> None:
         """Show a round that is finished."""
         self.bytes += record.bytes
-        if record.accuracy is not None:
-            quality = f"accuracy {percent(record.accuracy)} %"
+        if self.metric and (value := self.metric.of(record)) is not None:
+            quality = self.metric.shown(value)
         else:
             quality = "" if record.loss is None else f"loss {record.loss:.4g}"
         self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}")
@@ -115,11 +117,12 @@ def progress_bars() -> Iterator[Progress]:
 def results_table(results: Sequence["RunResult"]) -> Table:
     """A table of the results of several runs."""
     table = plain_table(_title(results[0]), caption=" ".join(_caption(results)))
-    shown = METRICS if out.width >= NARROW else METRICS[:4]
+    metric = results[0].metric
+    shown = (metric.title, *COLUMNS) if out.width >= NARROW else (metric.title, *COLUMNS[:3])
     table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
-    best = max((result.accuracy for result in results if result.accuracy is not None), default=None)
+    best = metric.best(result.value for result in results if result.value is not None)
     for result in results:
         table.add_row(*_row(result, best if len(results) > 1 else None)[: 1 + len(shown)])
     return table
@@ -129,17 +132,21 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     """Say what the metrics mean, and what stands in the way of acting on them."""
     from fedtailor.server.records import failures_in_words, joined_in_words
 
-    yield results[0].experiment.evaluation.in_words()
+    metric = results[0].metric
+    yield results[0].experiment.evaluation.in_words(metric)
     if came := joined_in_words(results[0].partition["joined"]):
         yield f"{came}."
+    for result in results:
+        if result.stopped:
+            yield f"{result.experiment.method}: {result.stopped}."
     clients = len(results[0].names)
     for result in results:
         if words := failures_in_words([result.failures], clients):
             yield f"{result.experiment.method}: {words}."
-    last = [[r.accuracy for r in result.rounds if r.accuracy is not None][-5:] for result in results]
+    last = [[v for r in result.rounds if (v := metric.of(r)) is not None][-5:] for result in results]
     fall = max((before - after for few in last for before, after in pairwise(few)), default=0.0)
-    if results[0].experiment.evaluation.choose == "last" and fall > FALL:
-        yield f"In the last five rounds an accuracy fell by {100 * fall:.1f} points: --choose last-5 is steadier."
+    if metric.percent and results[0].experiment.evaluation.choose == "last" and fall > FALL:
+        yield f"In the last five rounds an {metric.title} fell by {100 * fall:.1f} points: --choose last-5 is steadier."
     if absent := max(len(result.never_called) for result in results):
         yield f"{absent} of {clients} clients were never called: they count with what a new client gets."
 
@@ -148,13 +155,14 @@ def _row(result: "RunResult", best: float | None) -> list[str | Text]:
     from fedtailor.server.records import Averages
 
     chosen, on_validation = result.chosen() or Averages(), result.chosen("best-validation") or Averages()
-    accuracy, rounds = percent(chosen.accuracy), result.rounds
+    metric, rounds = result.metric, result.rounds
+    value = metric.text(result.value)
     return [
         result.experiment.method,
-        Text(accuracy, style="bold green") if best is not None and result.accuracy == best else accuracy,
-        percent(chosen.accuracy_std),
-        percent(chosen.accuracy_worst_decile),
-        percent(on_validation.accuracy),
+        Text(value, style="bold green") if best is not None and result.value == best else value,
+        metric.text(chosen.std),
+        metric.text(chosen.worst_decile),
+        metric.text(metric.of(on_validation)),
         decimals(chosen.loss),
         human_bytes(sum(record.bytes_up for record in rounds)),
         human_bytes(sum(record.bytes_down for record in rounds)),

@@ -37,7 +37,7 @@ GROUPS = {
         *("on_failure", "tensorboard", "debug"),
     ),
 }
-SHORT = {"evaluate_fine_tune": "--fine-tune", "evaluate_choose": "--choose"}
+SHORT = {f"evaluate_{name}": f"--{name.replace('_', '-')}" for name in ("fine_tune", "choose", "metric", "patience")}
 
 
 Assignments = Annotated[

@@ -15,7 +15,6 @@ from fedtailor.cli.display import (
     json_text,
     network_lines,
     out,
-    percent,
     plain_table,
     print_setup,
     progress_bars,
@@ -36,6 +35,7 @@ from fedtailor.experiment import (
 )
 
 if TYPE_CHECKING:
+    from fedtailor.metric import Metric
     from fedtailor.result import RunResult
     from fedtailor.simulation import Prepared
 
@@ -297,15 +297,15 @@ def _profile_table(results: list["RunResult"]) -> Any:
 
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
-    table = plain_table("Rounds")
-    for name in ("round", "accuracy", "std", "loss", "participants", "failed", "up", "down", "seconds"):
+    table, metric = plain_table("Rounds"), result.metric
+    for name in ("round", metric.title, "std", "loss", "participants", "failed", "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
     for record in result.rounds[step - 1 :: step]:
         table.add_row(
             str(record.round),
-            percent(record.accuracy),
-            percent(record.accuracy_std),
+            metric.text(metric.of(record)),
+            metric.text(record.std),
             decimals(record.loss),
             str(len(record.participants)),
             str(len(record.failed)),
@@ -320,22 +320,22 @@ def _clients_table(result: "RunResult", directory: Path) -> Any:
     """A table of the clients, the worst first: all, or the worst of many."""
     from collections import Counter
 
-    ranked = sorted(result.per_client.items(), key=lambda item: (item[1].accuracy is None, item[1].accuracy or 0))
+    metric, metrics = result.metric, _shown_metrics(result)
+    of = {client: metric.of(measured) for client, measured in result.per_client.items()}
+    ranked = sorted(of, key=lambda client: (of[client] is None, metric.gain(of[client] or 0.0, 0.0)))
     shown = ranked if len(ranked) <= CLIENTS else ranked[: CLIENTS - 10]
     note = "" if shown == ranked else f"All clients: fedtailor show {directory} --json"
     table = plain_table(f"Clients, the worst {len(shown)} of {len(ranked)} first", caption=Text(visible(note)))
     called = Counter(client for record in result.rounds for client in record.participants)
-    columns = ["client", "accuracy", "balanced", "AUC", "loss", "train", "test", "rounds", "failed"]
+    columns = ["client", *(each.title for each in metrics), "train", "test", "rounds", "failed"]
     for name in columns if result.failures else columns[:-1]:
         table.add_column(name, justify="right")
-    for client, metrics in shown:
+    for client in shown:
         table.add_row(
             visible(result.names[client]),
-            percent(metrics.accuracy),
-            percent(metrics.balanced_accuracy),
-            decimals(metrics.auc),
-            decimals(metrics.loss),
-            *(f"{sum(result.partition[split][client]):,}" for split in ("train", "test")),
+            *(each.text(each.of(result.per_client[client])) for each in metrics),
+            f"{result.partition['n_train'][client]:,}",
+            f"{result.per_client[client].n_samples:,}",
             str(called[client]),
             *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
         )
@@ -351,3 +351,11 @@ def check_run(directory: Path) -> None:
             f"{directory} has runs inside: show one of them, like {inside[0]}, or make a page of all with `fedtailor "
             f"report {directory}`."
         )
+
+
+def _shown_metrics(result: "RunResult") -> list["Metric"]:
+    """List the metrics that some client has, the one that decides first."""
+    from fedtailor.metric import METRICS
+
+    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in result.per_client.values())]
+    return list(dict.fromkeys([result.metric, *some]))

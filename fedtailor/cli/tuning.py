@@ -137,7 +137,9 @@ def interrupted(place: Path | None) -> NoReturn:
 def perform(work: "Tuner", bars: "Progress") -> None:
     """Make the trials that are left, under a bar for the present one."""
     from fedtailor.reporting.tuned import settings_in_words
-    from fedtailor.studies.measures import validation_in_words
+
+    def shown(value: float | None) -> str:
+        return "validation " + work.metric.shown(None if value is None else work.metric.score(value))
 
     for method in work.comparison.methods:
         task = bars.add_task(method, total=None, status="")
@@ -148,11 +150,11 @@ def perform(work: "Tuner", bars: "Progress") -> None:
             bars.reset(task, description=title, total=rounds, status="")
 
         def round(number: int, value: float | None, task: Any = task) -> None:
-            bars.update(task, completed=number, status=f"validation {validation_in_words(value)}")
+            bars.update(task, completed=number, status=shown(value))
 
         def done(trial: "Trial", method: str = method) -> None:
             if out.is_terminal:
-                said = f"validation {validation_in_words(trial.value)}" if trial.state == "done" else trial.state
+                said = shown(trial.value) if trial.state == "done" else trial.state
                 bars.console.print(f"{method}, {settings_in_words(trial.settings)}: {said}", highlight=False)
 
         work.tune(method, done, begun, round)

@@ -1,7 +1,7 @@
 """`fedtailor watch`: it reads what runs write, and writes nothing itself."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import human_bytes, human_time, out, percent, plain_table, visible
+from fedtailor.cli.display import human_bytes, human_time, out, plain_table, visible
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
+    from fedtailor.metric import Metric
     from fedtailor.server.records import RoundRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,7 +31,7 @@ PATIENCE = 60.0  # seconds without a round, and five times its usual length, tha
 def watch(
     directory: Annotated[Path, typer.Argument(help="a run, several runs, or a comparison", show_default=False)],
 ) -> None:
-    """Watch a run or a comparison from another terminal: progress, accuracy, bytes, time left.
+    """Watch a run or a comparison from another terminal: progress, metric, bytes, time left.
 
     It ends when all is finished, or with Ctrl-C, which does not touch the run. Where the output is not a terminal, it
     is shown once.
@@ -62,10 +63,12 @@ class Seen:
     records: list["RoundRecord"]
     news: float  # when the last round was written
     names: Sequence[str] = ()  # of the clients
+    metric: "Metric | None" = None
+    stopped: str | None = None  # why it ended before its last round
 
     @property
     def finished(self) -> bool:
-        return len(self.records) >= self.rounds
+        return len(self.records) >= self.rounds or self.stopped is not None
 
     @property
     def pace(self) -> float | None:
@@ -84,9 +87,13 @@ class Seen:
         more = [f"and {len(failed) - FAILING} more"] if len(failed) > FAILING else []
         return ", ".join([*said, *more])
 
-    def accuracies(self) -> list[float]:
-        """The accuracy of every round that was evaluated."""
-        return [record.accuracy for record in self.records if record.accuracy is not None]
+    def values(self) -> list[float]:
+        """The metric in every round that was evaluated."""
+        found = [self.metric.of(record) for record in self.records] if self.metric else []
+        return [value for value in found if value is not None]
+
+    def text(self, value: float | None) -> str:
+        return self.metric.text(value) if self.metric else "–"
 
 
 class Watched:
@@ -113,6 +120,7 @@ class Watched:
 
     def _read(self, path: Path) -> Seen:
         """Read a run; one that is finished is read only once."""
+        from fedtailor.server.evaluation import early_stop
         from fedtailor.server.record import RunDirectory
 
         if path in self._seen and self._seen[path].finished:
@@ -124,7 +132,10 @@ class Watched:
         experiment, record = run.experiment(), path / "rounds.jsonl"
         news = (record if record.exists() else path / "experiment.toml").stat().st_mtime
         title = title or f"{experiment.method}, seed {experiment.seed}"
-        self._seen[path] = Seen(title, path, experiment.rounds, run.rounds(), news, run.partition().clients)
+        metric, records = run.metric(), run.rounds()
+        stop = early_stop(records, experiment.evaluation.patience, metric)
+        stopped = stop.in_words(metric) if stop and stop.round < experiment.rounds else None
+        self._seen[path] = Seen(title, path, experiment.rounds, records, news, run.partition().clients, metric, stopped)
         return self._seen[path]
 
     def look(self) -> Group:
@@ -136,8 +147,9 @@ class Watched:
         over = written.exists() and len(runs) > 1 and written.stat().st_mtime >= max(run.news for run in runs)
         self.finished = over or all(run.finished for run in runs)
         parts: list[Table | Text] = [_table(str(self.directory), _near(runs, present))]
-        if curve := _curve(present.accuracies(), out.width - 12):
-            parts += [Text(f"\nAccuracy of {present.title} in %", style="bold"), Text(curve)]
+        if present.metric and (curve := _curve(present.values(), out.width - 12, present.text)):
+            name, unit = present.metric.title, " in %" if present.metric.percent else ""
+            parts += [Text(f"\n{name[0].upper()}{name[1:]} of {present.title}{unit}", style="bold"), Text(curve)]
         if failing := present.failing:
             parts.append(Text(f"\nClients that failed in {present.title}: {visible(failing)}", style="yellow"))
         return Group(*parts, Text("\n" + self._state(runs, present)))
@@ -146,7 +158,8 @@ class Watched:
         many = f"{sum(run.finished for run in runs)} of {len(runs)} runs finished. " if len(runs) > 1 else ""
         if self.finished:
             table = self.directory / "table.txt"
-            return f"{many}Finished." + (f" The table is in {table}." if table.is_file() else "")
+            stopped = f" It {present.stopped}." if present.stopped and len(runs) == 1 else ""
+            return f"{many}Finished.{stopped}" + (f" The table is in {table}." if table.is_file() else "")
         left = _left(runs)
         text = many + ("No round is finished yet." if left is None else f"About {human_time(left)} left.")
         silence = time.time() - present.news if present.news else 0.0
@@ -177,19 +190,20 @@ def _table(title: str, runs: Sequence[Seen]) -> Table:
     bars = out.width >= NARROW
     if bars:
         table.add_column("", width=BAR)
-    for name in ("rounds", "accuracy"):
+    titles = {run.metric.title for run in runs if run.metric}
+    for name in ("rounds", titles.pop() if len(titles) == 1 else "metric"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(f"last {SPARKS} rounds", width=SPARKS, no_wrap=True)
     for name in ("sent", "a round"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
-        accuracies, pace = run.accuracies(), run.pace
+        values, pace = run.values(), run.pace
         table.add_row(
             Text(run.title),
             *([ProgressBar(run.rounds, len(run.records), width=BAR)] if bars else []),
             f"{len(run.records)}/{run.rounds}",
-            percent(accuracies[-1] if accuracies else None),
-            _sparks(accuracies[-SPARKS:]),
+            run.text(values[-1] if values else None),
+            _sparks(values[-SPARKS:]),
             human_bytes(sum(record.bytes for record in run.records)),
             "–" if pace is None else f"{pace:.2f} s",
         )
@@ -202,7 +216,7 @@ def _sparks(values: Sequence[float]) -> str:
     return "".join(BLOCKS[round((len(BLOCKS) - 1) * (value - least) / span)] for value in values)
 
 
-def _curve(values: Sequence[float], width: int) -> str:
+def _curve(values: Sequence[float], width: int, text: Callable[[float], str]) -> str:
     """Draw the last values as a curve of several lines, with the least and the greatest beside it."""
     shown = list(values)[-width:]
     if len(shown) < 2:
@@ -211,7 +225,7 @@ def _curve(values: Sequence[float], width: int) -> str:
     heights = [1 + round((8 * CURVE - 1) * (value - least) / ((most - least) or 1)) for value in shown]
     lines = []
     for row in reversed(range(CURVE)):
-        label = {CURVE - 1: percent(most), 0: percent(least)}.get(row, "")
+        label = {CURVE - 1: text(most), 0: text(least)}.get(row, "")
         filled = [min(8, max(0, height - 8 * row)) for height in heights]
         lines.append(f"{label:>6} " + "".join(" " if not part else BLOCKS[part - 1] for part in filled))
     return "\n".join(lines)

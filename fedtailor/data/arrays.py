@@ -81,7 +81,7 @@ def read_npz(path: Path, arrays: dict[str, Any], labelled: bool = True) -> Datas
     x = as_samples(arrays["x"], path.name)
     if "y" not in arrays:
         return without_labels(path.name, x, client, names)
-    y, classes = encode(arrays["y"], f"The labels of {path}")
+    y, classes = several_labels(arrays["y"]) or encode(arrays["y"], f"The labels of {path}")
     group = encode(arrays["group"], f"The groups of {path}")[0] if "group" in arrays else None
     split = (
         as_parts(column(arrays["split"], f"The split of {path}"), f"The split of {path}") if "split" in arrays else None
@@ -94,8 +94,8 @@ def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Da
 
     An entry is a pair (x, y) of tensors or arrays, a dictionary with the keys x, y and, if you like, group and split,
     a torch Dataset of pairs (x, y), or a pandas table with a label column. Whole numbers in y are classes, fractions
-    the targets of a regression. The classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be
-    missing.
+    the targets of a regression, and whole numbers 0 and 1 in several columns labels, of which a sample may have any.
+    The classes are 0, 1, … up to the greatest label; with `gaps`, most of them may be missing.
     """
     kind = "dictionary" if isinstance(parts, Mapping) else "list"
     name = name or kind
@@ -117,8 +117,9 @@ def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Da
     for key in KEYS:
         _check_alike(entries, key, name)
     ys = [entry["y"] for entry in entries.values()]
-    y = torch.cat(ys)
-    classes = () if y.is_floating_point() else numbered_classes(y, name, gaps)
+    y, classes = several_labels(torch.cat(ys).numpy()) or (torch.cat(ys), ())
+    if not y.is_floating_point():
+        classes = numbered_classes(y, name, gaps)
     owner = torch.arange(len(ys)).repeat_interleave(torch.tensor([len(y) for y in ys]))
     group, split = ([text for entry in entries.values() for text in entry.get(key, ())] for key in ("group", "split"))
     return Dataset(
@@ -187,6 +188,13 @@ def as_parts(values: Array | list[str], what: str) -> Tensor:
     if strange:
         raise FedtailorError(f"{what} holds {strange[0]}: write train, validation or test, or 0, 1 or 2.")
     return torch.tensor([parts[text] for text in texts], dtype=torch.uint8)
+
+
+def several_labels(y: Array) -> tuple[Tensor, tuple[str, ...]] | None:
+    """Take whole numbers 0 and 1 in several columns for labels, of which a sample may have any; None for all else."""
+    if y.ndim != 2 or y.shape[1] < 2 or y.dtype.kind not in "biu" or not np.isin(y, (0, 1)).all():
+        return None
+    return torch.from_numpy(y.astype(np.float32)), tuple(map(str, range(y.shape[1])))
 
 
 def numbered_classes(y: Tensor, name: str, gaps: bool = False) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtailor.data.columns import Column
 from fedtailor.errors import FedtailorError, shown
 from fedtailor.local.inputs import Inputs, Lazy, Several, tensors
+from fedtailor.metric import Targets
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 PIECE = 4096  # samples that are checked together
@@ -25,8 +26,8 @@ class Dataset:
 
     name: str
     x: Inputs  # uint8 images (n, channels, height, width), features (n, ...), float32 or float64, or int64 numbers
-    y: Tensor  # int64 class numbers, or float targets (regression)
-    classes: tuple[str, ...]  # names in the order of the class numbers; () for regression
+    y: Tensor  # int64 class numbers, float targets (regression), or float labels of 0 and 1 (n, classes)
+    classes: tuple[str, ...]  # names in the order of the class numbers or labels; () for regression
     part: Tensor | None = None  # uint8: TRAIN, VALIDATION or TEST in the split that comes with the data
     client: Tensor | None = None  # int64: index into client_names
     client_names: tuple[str, ...] = ()
@@ -45,6 +46,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def targets(self) -> Targets:
+        """The kind of the targets."""
+        return kind_of_targets(self.y, self.classes)
 
     @property
     def cells(self) -> Tensor:
@@ -69,6 +75,11 @@ class Dataset:
             group * max(len(self.client_names), 1) + client, return_index=True, return_inverse=True
         )
         return units, first
+
+
+def kind_of_targets(y: Tensor, classes: tuple[str, ...]) -> Targets:
+    """Tell one class a sample from several labels of 0 or 1 (floating-point, as the loss needs them) and numbers."""
+    return "numbers" if not classes else "labels" if y.is_floating_point() else "classes"
 
 
 def without_labels(name: str, x: Inputs, client: Tensor | None = None, client_names: tuple[str, ...] = ()) -> Dataset:
@@ -161,7 +172,9 @@ def _check_table(data: Dataset) -> None:
 
 def _check_labels(data: Dataset) -> None:
     if data.y.is_floating_point():
-        if data.classes:
+        if data.classes and data.y.dim() == 2:
+            _check_multi_label(data)
+        elif data.classes:
             raise FedtailorError(f"The labels of {data.name!r} are fractions: classes need whole numbers.")
         if not torch.isfinite(data.y).all():
             raise FedtailorError(f"The targets of {data.name!r} hold NaN or Inf: clean the data first.")
@@ -173,6 +186,14 @@ def _check_labels(data: Dataset) -> None:
         _check_range(data, "parts", data.part, 3)
     if data.client is not None:
         _check_range(data, "clients", data.client, len(data.client_names))
+
+
+def _check_multi_label(data: Dataset) -> None:
+    if data.y.shape[1] != len(data.classes) or not ((data.y == 0) | (data.y == 1)).all():
+        raise FedtailorError(
+            f"The labels of {data.name!r} have shape {tuple(data.y.shape)} for {len(data.classes)} classes: give a 0 "
+            "or 1 for each class and sample."
+        )
 
 
 def _check_range(data: Dataset, what: str, values: Tensor, end: int) -> None:

@@ -12,10 +12,12 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from fedtailor.data.dataset import kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
 from fedtailor.errors import unknown
 from fedtailor.files import Count
 from fedtailor.local.inputs import Inputs, Lazy, Several, join, take, tensors
+from fedtailor.metric import Targets
 
 PIECE = 4096  # samples that are looked at together
 CHECKED = 256  # samples in the checksum of those that are not in memory
@@ -70,7 +72,7 @@ class FederatedData:
     x: Inputs
     y: Tensor
     bounds: Tensor  # int64 (clients, 4): start, end of train, end of validation, end of test
-    classes: tuple[str, ...]  # () for regression
+    classes: tuple[str, ...]  # or labels; () for regression
     names: tuple[str, ...]  # of the clients
     new: frozenset[int] = frozenset()  # clients held out from training
     own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
@@ -84,6 +86,11 @@ class FederatedData:
     @property
     def n_clients(self) -> int:
         return len(self.names)
+
+    @property
+    def targets(self) -> Targets:
+        """The kind of the targets."""
+        return kind_of_targets(self.y, self.classes)
 
     @property
     def n_outputs(self) -> int:
@@ -189,7 +196,10 @@ class FederatedData:
         return self.x[start:end], self.y[start:end]
 
     def counts(self, split: str | None = None) -> Tensor:
-        """Count the samples, clients × classes (one column for regression), in one split or in all."""
+        """Count the samples, clients × classes (one column for regression), in one split or in all.
+
+        A sample with several labels counts for each of them.
+        """
         split = split or "all"
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
@@ -197,7 +207,13 @@ class FederatedData:
         table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64)
         for row, place in zip(table, self.places, strict=True):
             labels = self.y[place[first] : place[last]]
-            row += torch.bincount(labels, minlength=len(row)) if self.classes else len(labels)
+            match self.targets:
+                case "classes":
+                    row += torch.bincount(labels, minlength=len(row))
+                case "labels":
+                    row += labels.sum(0, dtype=torch.int64)
+                case "numbers":
+                    row += len(labels)
         return table
 
 

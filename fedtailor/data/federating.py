@@ -17,6 +17,7 @@ from fedtailor.data.unpacking import check_size
 from fedtailor.errors import FedtailorError, listed, unknown, warn
 from fedtailor.local.inputs import Held, Inputs, Lazy, Several
 from fedtailor.local.streams import numpy_stream
+from fedtailor.metric import KINDS
 
 MOST_COUNTS = 20_000_000  # clients × classes
 
@@ -80,7 +81,7 @@ def federate(
     federated = FederatedData(
         name=dataset.name,
         x=as_inputs(x, pixels, dtype),
-        y=dataset.y[order] if dataset.classes else dataset.y[order].to(dtype),
+        y=dataset.y[order].to(dtype) if dataset.y.is_floating_point() else dataset.y[order],
         bounds=bounds,
         classes=dataset.classes,
         names=names,
@@ -124,8 +125,8 @@ def _new_last(
 
 def _own_labels(data: FederatedData) -> FederatedData:
     """Number each client's classes from 0, in their order."""
-    if not data.classes:
-        raise FedtailorError("Labels of the clients' own need classes: these targets are numbers.")
+    if data.targets != "classes":
+        raise FedtailorError(f"Labels of the clients' own need classes: these targets are {KINDS[data.targets]}.")
     y, own = data.y.clone(), []
     for start, _, _, end in data.bounds.tolist():
         present, y[start:end] = torch.unique(data.y[start:end], return_inverse=True)
@@ -199,6 +200,11 @@ def _clients(
             f"with at least {max(min_samples, 1)} each: ask for fewer clients or a smaller --min-samples."
         )
     labels = dataset.y.numpy()[first]
+    if dataset.targets == "labels" and parse(partition.removeprefix(WITHIN))[0].by_label:
+        raise FedtailorError(
+            f"The partition {partition!r} draws by class, but these samples have several labels: use iid, quantity or "
+            "natural."
+        )
     if partition.startswith(WITHIN):
         return _within(dataset, first, labels, parts, partition, clients, min_samples, seed)
     drawn = draw(labels, len(dataset.classes), parts, partition, clients, min_samples, seed)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.data.arrays import Arrays, as_features, numbered_classes, read_arrays
+from fedtailor.data.arrays import Arrays, as_features, numbered_classes, read_arrays, several_labels
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from fedtailor.data.info import DataInfo, DataSets, require
 from fedtailor.data.unpacking import damaged
@@ -28,6 +28,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
     "pneumoniamnist": ("normal", "pneumonia"),
+    "chestmnist": (
+        "atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax",
+        "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia",
+    ),
     "retinamnist": ("0", "1", "2", "3", "4"),
     "breastmnist": ("malignant", "normal or benign"),
     "bloodmnist": (
@@ -48,6 +52,7 @@ DESCRIPTIONS = {
     "dermamnist": "skin lesions, colour",
     "octmnist": "retinal tomography, grey",
     "pneumoniamnist": "chest X-rays, grey",
+    "chestmnist": "chest X-rays with several labels, grey",
     "retinamnist": "fundus images by severity, colour",
     "breastmnist": "breast ultrasound, grey",
     "bloodmnist": "blood cells, colour",
@@ -79,20 +84,23 @@ def from_arrays(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] 
         x, y = as_features(arrays[keys[0]], name), arrays[keys[1]]
         if x.ndim == 0 or y.ndim == 0:
             raise damaged(path, f"its {part} part has no samples")
-        if y.size != len(y) or y.dtype.kind not in "iu":
+        several = several_labels(y)
+        if several is None and (y.size != len(y) or y.dtype.kind not in "iu"):
             raise FedtailorError(
                 f"The labels of {path} have shape {y.shape} and type {y.dtype}: fedtailor reads data with "
-                "one class number per sample."
+                "one class number per sample, or several labels of 0 and 1."
             )
         if len(x) != len(y):
             raise damaged(path, f"its {part} part has {len(x)} images but {len(y)} labels")
         if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
             raise damaged(path, f"its {part} images have shape {tuple(x.shape[1:])}, others {tuple(xs[0].shape[1:])}")
         xs.append(x)
-        ys.append(torch.from_numpy(y.reshape(-1).astype(np.int64)))
+        ys.append(several[0] if several else torch.from_numpy(y.reshape(-1).astype(np.int64)))
         parts.append(torch.full((len(y),), number, dtype=torch.uint8))
+    if len({y.shape[1:] for y in ys}) > 1:
+        raise damaged(path, "its parts differ in their number of labels")
     y_all = torch.cat(ys)
-    names = classes or numbered_classes(y_all, name)
+    names = classes or (numbered_classes(y_all, name) if y_all.dim() == 1 else tuple(map(str, range(y_all.shape[1]))))
     return Dataset(name, torch.cat(xs), y_all, names, torch.cat(parts))
 
 

@@ -22,6 +22,7 @@ from fedtailor.fitting import fit_inputs, try_out
 from fedtailor.joining import Data, new_clients
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Adapt, Metrics, Reply
+from fedtailor.metric import ACCURACY, Metric
 from fedtailor.result import RunResult
 from fedtailor.runs import load
 from fedtailor.server.evaluation import averages
@@ -65,12 +66,14 @@ class Adaptation:
     local: list[Averages]
     per_client: dict[int, AdaptedClient]
     models: dict[int, dict[str, Tensor]]  # the adapted ones: state dicts for plain PyTorch
+    metric: Metric = ACCURACY  # the one that decides
 
     def csv(self) -> str:
         """Write both curves as CSV, a line an epoch."""
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        metrics = ("accuracy", "accuracy_std", "accuracy_worst_decile", "loss")
+        by_accuracy = ("accuracy", "accuracy_std", "accuracy_worst_decile", "loss")
+        metrics = by_accuracy if self.metric == ACCURACY else (self.metric.field, "std", "worst_decile", "loss")
         writer.writerow(["epoch", *(f"{whose}_{metric}" for whose in ("adapted", "local") for metric in metrics)])
         for epoch, both in enumerate(zip(self.adapted, self.local, strict=True)):
             writer.writerow([epoch, *(getattr(of_epoch, metric) for of_epoch in both for metric in metrics)])
@@ -167,8 +170,8 @@ def _new_clients(
 
 def _outcome(source: Source, federated: FederatedData, replies: dict[int, Reply], epochs: int) -> Adaptation:
     """Collect the metrics by epoch, on average and of each client."""
-    average, both = source.result.experiment.evaluation.average, 2 * (epochs + 1)
-    means = [averages({c: reply.measured[k] for c, reply in replies.items()}, average) for k in range(both)]
+    average, metric, both = source.result.experiment.evaluation.average, source.result.metric, 2 * (epochs + 1)
+    means = [averages({c: reply.measured[k] for c, reply in replies.items()}, average, metric) for k in range(both)]
     per_client = {}
     for client, reply in replies.items():
         metrics, own = [measured["test"] for measured in reply.measured], federated.client(client)
@@ -177,7 +180,7 @@ def _outcome(source: Source, federated: FederatedData, replies: dict[int, Reply]
         )
     models = {client: source.terms.network.state_dict(reply.upload["theta"]) for client, reply in replies.items()}
     method = source.result.experiment.method
-    return Adaptation(method, means[: epochs + 1], means[epochs + 1 :], per_client, models)
+    return Adaptation(method, means[: epochs + 1], means[epochs + 1 :], per_client, models, metric)
 
 
 class _Place:
@@ -212,6 +215,7 @@ class _Place:
             "round": source.simulation.finished,
             "data": federated.name,
             "epochs": epochs,
+            "metric": outcome.metric.name,
             "adapted": [of_epoch.plain() for of_epoch in outcome.adapted],
             "local": [of_epoch.plain() for of_epoch in outcome.local],
             "clients": [{"client": client, **own.plain()} for client, own in outcome.per_client.items()],

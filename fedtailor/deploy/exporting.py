@@ -187,7 +187,7 @@ class Source:
         average = experiment.evaluation.average
         words = f"on all clients' test samples, the mean over {average}s, measured at export"
         n_samples = sum(of_client["test"].n_samples for of_client in measured.values())
-        return theta, Quality(averages(measured, average), n_samples, words)
+        return theta, Quality(averages(measured, average, self.result.metric), n_samples, words)
 
     def _measure(self, theta: Tensor, client: int) -> Measured:
         """Measure a model as it is, without fine-tuning, on a client's samples."""
@@ -234,6 +234,8 @@ class Source:
             rounds=experiment.rounds,
             fine_tuned=fine_tuned,
             experiment=self.experiment_hash,
+            metric=self.result.metric,
+            value=self.result.metric.of(quality.metrics),
             accuracy=quality.metrics.accuracy,
             loss=quality.metrics.loss,
             test_samples=quality.n_samples,
@@ -251,6 +253,7 @@ class Source:
             pixels=experiment.pixels,
             preprocessing=_in_words(experiment.pixels, table),
             classes=(data.classes if client is None else data.classes_of(client))[:counted],
+            multi_label=data.targets == "labels",
             outputs=data.n_outputs,
             counted=counted,
             table=table,

@@ -20,6 +20,7 @@ from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError
 from fedtailor.files import write_atomically
 from fedtailor.local.isolation import isolated
+from fedtailor.metric import Metric
 from fedtailor.models import CATALOGUE, ModelLike, build_model
 from fedtailor.models.building import takes_integers
 from fedtailor.models.expression import MOST_VALUES, build_expression, check_work
@@ -45,10 +46,12 @@ class Description(BaseModel):
     rounds: int = Field(description="the rounds of the experiment")
     fine_tuned: int = Field(description="epochs of fine-tuning on the client's own data after that")
     experiment: str = Field(description="checksum (SHA-256) of all settings that change the numbers")
+    metric: Metric | None = Field(None, description="the metric that decided in the run")
+    value: float | None = Field(None, description="its value for this model")
     accuracy: float | None
     loss: float | None
     test_samples: int
-    measured: str = Field(description="how accuracy and loss were measured, in words")
+    measured: str = Field(description="how these were measured, in words")
     network: str = Field(description="its name in fedtailor", max_length=1_000)
     layers: str | None = Field(description="the network in plain PyTorch, if it is made of torch.nn's layers alone")
     load: list[str] = Field(description="three lines of Python that load the model")
@@ -60,6 +63,7 @@ class Description(BaseModel):
     pixels: Literal["unit", "signed"]
     preprocessing: str = Field(description="how samples become inputs, in words")
     classes: tuple[str, ...] = Field(description="in the order of the outputs; none for a regression")
+    multi_label: bool = Field(False, description="a sample may have any of the classes: an output above 0 says so")
     outputs: Size = Field(description="of the network")
     counted: Size = Field(description="the first so many of the outputs count")
     label_column: str | None = Field(None, description="of the CSV file that it was trained on: no feature")

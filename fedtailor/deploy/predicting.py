@@ -52,20 +52,23 @@ class Predictions:
     outputs: Tensor
     classes: tuple[str, ...] = ()  # none for a regression
     labels: list[str] = field(default_factory=list)  # the samples' true classes, where these are known
+    multi_label: bool = False  # a sample may have any of the classes
 
     @property
     def probabilities(self) -> Tensor:
         """The probability of each class, samples × classes."""
-        return self.outputs.softmax(1)
+        return self.outputs.sigmoid() if self.multi_label else self.outputs.softmax(1)
 
     @property
     def predicted(self) -> list[str]:
-        """The name of each sample's most probable class."""
+        """The name of each sample's most probable class; of several labels, the names of those that it probably has."""
+        if self.multi_label:
+            return names_of((self.outputs > 0).float(), self.classes)
         return [self.classes[number] for number in self.outputs.argmax(1).tolist()] if self.classes else []
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the samples that were predicted right, if they have labels."""
+        """The share of the samples that were predicted right, if they have labels: with several, all of them."""
         if not self.labels or not self.classes:
             return None
         return sum(one == other for one, other in zip(self.predicted, self.labels, strict=True)) / len(self.labels)
@@ -76,10 +79,15 @@ class Predictions:
             for sample, outputs in enumerate(self.outputs.tolist()):
                 yield {"sample": sample} | {f"output {number}": value for number, value in enumerate(outputs)}
             return
-        for sample, (name, row) in enumerate(zip(self.predicted, self.probabilities.tolist(), strict=True)):
+        rows = zip(self.predicted, self.outputs.tolist(), self.probabilities.tolist(), strict=True)
+        for sample, (name, outputs, row) in enumerate(rows):
             label = {"label": self.labels[sample]} if self.labels else {}
             each = {f"p({name})": value for name, value in zip(self.classes, row, strict=True)}
-            yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
+            if self.multi_label:
+                has = {f"has({name})": int(value > 0) for name, value in zip(self.classes, outputs, strict=True)}
+                yield {"sample": sample, "prediction": name, **label, **has, **each}
+            else:
+                yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
 
     def csv(self) -> str:
         """Write the rows as CSV with a header. A name that a spreadsheet takes for a formula gets an apostrophe."""
@@ -187,7 +195,7 @@ class Model:
                 f"The model {self.path} gives NaN or Inf for {len(bad)} of {len(x)} samples, the first is sample "
                 f"{int(bad[0])}: its training diverged, or the samples are not of the kind it was trained on."
             )
-        return Predictions(outputs, self.about.classes, labels or [])
+        return Predictions(outputs, self.about.classes, labels or [], self.about.multi_label)
 
     def of_data(self, data: Dataset, client: str | None = None, part: str | None = None) -> Samples:
         """Select a data set's samples: all, or those of one client or one part (train, validation, test)."""
@@ -202,7 +210,7 @@ class Model:
             if data.part is None:
                 raise FedtailorError(f"The data set {data.name!r} has no official split: leave --part out.")
             chosen &= data.part == PARTS[_known(part)]
-        names = [data.classes[number] for number in data.y[chosen].tolist()] if data.classes else []
+        names = names_of(data.y[chosen], data.classes)
         notes = list(data.notes)
         if (table := self.about.table) is not None:
             data = with_columns(data, table)
@@ -225,11 +233,18 @@ class Model:
             start, end = data.places[number][first], data.places[number][last]
             pieces.append(data.x[start:end])
             classes = data.classes_of(number)
-            names += [classes[label] for label in data.y[start:end].tolist()] if classes else []
+            names += names_of(data.y[start:end], classes)
         known, theirs = self.about.table, data.preprocessing
         if known is not None and (theirs is None or theirs.feature_names != known.feature_names):
             raise FedtailorError(f"The table of the run {path} has other columns than that of the model {self.path}.")
         return Samples(self.inputs(join(pieces)), names)
+
+
+def names_of(y: Tensor, classes: tuple[str, ...]) -> list[str]:
+    """Name the classes of samples, all labels of one with commas between them; nothing for numbers."""
+    if classes and y.is_floating_point():
+        return [", ".join(name for name, has in zip(classes, row, strict=True) if has) for row in y.tolist()]
+    return [classes[number] for number in y.tolist()] if classes else []
 
 
 def _known(part: str) -> str:

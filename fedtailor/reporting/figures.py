@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.result import RunResult
 from fedtailor.server.records import joined_in_words
-from fedtailor.studies.measures import client_accuracies, individual_gains
+from fedtailor.studies.measures import client_values, individual_gains
 from fedtailor.studies.summary import Line, Summary
 
 POINTS = 250  # of one curve, at most
@@ -24,7 +25,7 @@ def evenly(count: int, most: int) -> list[int]:
 
 def samples(result: RunResult) -> Array:
     """Training samples of each client."""
-    total: Array = np.array(result.partition["train"]).sum(1)
+    total: Array = np.array(result.partition["n_train"])
     return total
 
 
@@ -41,7 +42,7 @@ def in_order(result: RunResult, training: bool = False) -> list[int]:
 
 
 def curves(summary: Summary, styles: Styles) -> list[Figure]:
-    """Accuracy and loss over rounds, over bytes and over time."""
+    """The metric and the loss over rounds, over bytes and over time."""
     lines = summary.lines
     sent = max(_sent(result)[-1] for line in lines for result in line.results)
     took = max(_took(result)[-1] for line in lines for result in line.results)
@@ -72,21 +73,23 @@ def _took(result: RunResult) -> Array:
     return np.cumsum([float(record.seconds) for record in result.rounds])
 
 
-MEASURES = (
-    ("accuracy", "test accuracy", "%", 100),
-    ("loss", "test loss", "", 1),
-    ("train_loss", "training loss", "", 1),
-)
+def _measures(metric: Metric) -> list[tuple[str, str, str, float]]:
+    """The fields of a record that are drawn, with their names and units: the metric that decides, and the losses."""
+    first = (metric.field, f"test {metric.title}", "%" if metric.percent else "", 100 if metric.percent else 1)
+    losses = [("loss", "test loss", "", 1.0), ("train_loss", "training loss", "", 1.0)]
+    return [first, *(each for each in losses if each[0] != metric.field)]
 
 
 def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Callable[[RunResult], Array]) -> Figure:
     panels = []
-    for field, name, unit, factor in MEASURES:
+    for field, name, unit, factor in _measures(summary.metric):
         marks = [_curve(line, styles[line.title], along, field, factor) for line in summary.lines]
         shown = [mark for mark in marks if len(mark.y)]
         if shown:
             label = f"{name}, {unit}" if unit else name
-            panels.append(Panel(name.capitalize(), shown, title, label, y_limits=_window(shown) if unit else None))
+            panels.append(
+                Panel(f"{name[0].upper()}{name[1:]}", shown, title, label, y_limits=_window(shown) if unit else None)
+            )
     seeds = any(len(line.results) > 1 for line in summary.lines)
     caption = {
         "rounds": "How the methods learn, round by round.",
@@ -130,15 +133,15 @@ def _window(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def clients(summary: Summary, styles: Styles) -> Figure | None:
-    """Every client's accuracy (or loss, where there is none), sorted, a panel for each line."""
-    by_accuracy = any(line.accuracy is not None for line in summary.lines)
-    what, unit = ("accuracy", " %") if by_accuracy else ("loss", "")
+    """Every client's value of the metric (or loss, where there is none), sorted, a panel for each line."""
+    metric = summary.metric if any(line.value is not None for line in summary.lines) else LOSS
+    what, unit = metric.title, metric.unit
     drawn = []
     for line in summary.lines:
         each = []
         for result in line.results:
             counts, seed = samples(result), _seed(line, result)
-            for client, value in (_accuracies(result) if by_accuracy else _losses(result)).items():
+            for client, value in _values(result, metric).items():
                 each.append((value, f"client {result.names[client]}{seed}, {counts[client]} samples"))
         each.sort()
         if not each:
@@ -152,7 +155,8 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
         drawn.append((f"{line.title}: {heights.mean():.4g}{unit}", line.title, bars, mean))
     if not drawn:
         return None
-    limits = (0.0, 100.0 if by_accuracy else float(max(bars.y.max() for _, _, bars, _ in drawn)))
+    ends = [end for _, _, bars, _ in drawn for end in (float(bars.y.min()), float(bars.y.max()))]
+    limits = (min(0.0, *ends), 100.0 if metric.percent else max(0.0, *ends))
     panels = [Panel(title, [bars, mean], choice=choice, y_limits=limits) for title, choice, bars, mean in drawn]
     several = any(len(line.results) > 1 for line in summary.lines)
     caption = (
@@ -164,12 +168,11 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
     )
 
 
-def _accuracies(result: RunResult) -> dict[int, float]:
-    return {client: 100 * accuracy for client, accuracy in client_accuracies(result).items()}
-
-
-def _losses(result: RunResult) -> dict[int, float]:
-    return {client: test.loss for client, test in result.per_client.items() if test.loss is not None}
+def _values(result: RunResult, metric: Metric) -> dict[int, float]:
+    if metric is not result.metric:
+        found = {client: metric.of(test) for client, test in result.per_client.items()}
+        return {client: value for client, value in found.items() if value is not None}
+    return {client: (100 if metric.percent else 1) * value for client, value in client_values(result).items()}
 
 
 def _seed(line: Line, result: RunResult) -> str:
@@ -182,6 +185,8 @@ def gains(summary: Summary, styles: Styles) -> Figure | None:
     if base is None:
         return None
     of_seed = {result.experiment.seed: result for result in base.results}
+    metric = summary.metric
+    factor, unit = (100, "points") if metric.percent else (1, metric.title)
     marks: list[Mark] = []
     for line in (line for line in summary.lines if line is not base):
         x, y, text = [], [], []
@@ -189,7 +194,7 @@ def gains(summary: Summary, styles: Styles) -> Figure | None:
             counts = samples(result)
             for client, gain in individual_gains(result, of_seed[result.experiment.seed]).items():
                 x.append(float(counts[client]))
-                y.append(100 * gain)
+                y.append(factor * gain)
                 text.append(f"{line.title}, client {result.names[client]}{_seed(line, result)}")
         if x:
             kept = evenly(len(x), 3 * SHOWN)
@@ -200,12 +205,14 @@ def gains(summary: Summary, styles: Styles) -> Figure | None:
                 marks.append(Curve(fitted[0], fitted[1], line.title, style, choice=line.title, kind="fit"))
     if not marks:
         return None
+    lower = "" if metric.higher_is_better else " (lower is better: a gain is a fall)"
+    what = f"{'points of ' if metric.percent else ''}test {metric.title}{lower}"
     caption = (
-        f"Each point is a client: what it gains over {base.title}, in points of test accuracy, against its number of "
+        f"Each point is a client: what it gains over {base.title}, in {what}, against its number of "
         "training samples. Below 0 it would have done better alone. The lines are least squares: a falling one says "
         "that clients with little data gain most."
     )
-    panel = Panel("", marks, "training samples of the client", f"gain over {base.title}, points")
+    panel = Panel("", marks, "training samples of the client", f"gain over {base.title}, {unit}")
     return Figure("gains", f"Gain over {base.title}", caption, [panel], columns=1)
 
 

@@ -24,7 +24,7 @@ from fedtailor.reporting.tables import table_rows
 from fedtailor.result import RunResult
 from fedtailor.studies.clients import client_table
 from fedtailor.studies.summary import Summary, summarize
-from fedtailor.text import human_bytes, human_time, percent
+from fedtailor.text import human_bytes, human_time
 
 # Nothing is ever loaded from elsewhere: the browser is told to refuse.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -107,7 +107,7 @@ def in_words(summary: Summary) -> str:
     """Describe the data, their partition, the training and the evaluation in a few sentences."""
     result = summary.lines[0].results[0]
     experiment, partition = result.experiment, result.partition
-    total, classes, new = sum(map(sum, partition["train"])), len(partition["classes"]), len(partition["new"])
+    total, classes, new = sum(partition["n_train"]), len(partition["classes"]), len(partition["new"])
     what = f"{classes} classes" if classes else "numbers to predict"
     held_out = f", {new} of them new" if new else ""
     protocol = experiment.evaluation
@@ -117,7 +117,9 @@ def in_words(summary: Summary) -> str:
         f"partition: {_partition(experiment.partition)}",
         _participation(experiment.participation, _common(summary, "rounds")),
         _local_work(summary),
-        protocol.model_copy(update={"fine_tune": protocol.fine_tune if len(tuned) == 1 else 0}).in_words().rstrip("."),
+        protocol.model_copy(update={"fine_tune": protocol.fine_tune if len(tuned) == 1 else 0})
+        .in_words(summary.metric)
+        .rstrip("."),
     ]
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence)
 
@@ -243,7 +245,8 @@ def _results(report: Report) -> str:
         key = f'<i class="key" style="background:{colour}"></i>'
         cells.append(f'<tr><th scope="row">{key}{name}</th>{_cells(map(_minus, numbers))}</tr>')
     headers = "".join(f'<th scope="col">{name}</th>' for name in head)
-    marked = "The best accuracy is bold, the second underlined. " if report.summary.best else ""
+    best = f"The best {escape(report.summary.metric.title)} is bold, the second underlined. "
+    marked = best if report.summary.best else ""
     return f"""<div class="wide"><table>
 <thead><tr>{headers}</tr></thead>
 <tbody>{"".join(cells)}</tbody>
@@ -324,8 +327,8 @@ def _runs(report: Report) -> str:
     """Every run, and the complete settings of the first."""
     results = [*report.runs.results, *report.runs.begun]
     rows = "".join(f'<tr><th scope="row">{escape(r.experiment.method)}</th>{_cells(_run(r))}</tr>' for r in results)
-    heads = ("method", "seed", "rounds", "accuracy", "bytes", "time", "directory")
     first = results[0]
+    heads = ("method", "seed", "rounds", escape(first.metric.title), "bytes", "time", "directory")
     return f"""<section id="runs">
 <h2>Runs</h2>
 <div class="wide"><table class="runs">
@@ -339,10 +342,11 @@ def _runs(report: Report) -> str:
 
 def _run(result: RunResult) -> list[str]:
     done, asked = len(result.rounds), result.experiment.rounds
+    rounds = f"{done} of {asked}, stopped early" if result.stopped else str(done)
     return [
         str(result.experiment.seed),
-        str(done) if result.finished else f"<em>{done} of {asked}</em>",
-        percent(result.accuracy),
+        rounds if result.finished else f"<em>{done} of {asked}</em>",
+        result.metric.text(result.value),
         human_bytes(sum(record.bytes for record in result.rounds)),
         human_time(sum(record.seconds for record in result.rounds)),
         f"<code>{escape(str(result.path or 'not recorded'))}</code>",

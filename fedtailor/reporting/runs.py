@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from fedtailor.errors import FedtailorError
@@ -23,7 +24,7 @@ class Runs:
     begun: list[RunResult] = field(default_factory=list)
     broken: dict[Path, str] = field(default_factory=dict)
     methods: list[str] = field(default_factory=lambda: [*CATALOGUE])  # in the order in which they are shown
-    target: float | None = None  # the accuracy that a comparison asked for
+    target: float | None = None  # the value of the metric that a comparison asked for
     tuned: str | None = None  # how its settings were chosen
 
     @property
@@ -61,8 +62,8 @@ def _asked(path: Path) -> tuple[list[str], float | None, str | None]:
     methods, target = asked.get("methods"), asked.get("target")
     if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
         raise FedtailorError(f"{path} is no comparison: its methods are {methods!r:.50}, no list of names.")
-    if not (target is None or (isinstance(target, int | float) and 0 < target <= 1)):
-        raise FedtailorError(f"{path} is no comparison: its target is {target!r:.50}, no accuracy.")
+    if not (target is None or (isinstance(target, int | float) and isfinite(target))):
+        raise FedtailorError(f"{path} is no comparison: its target is {target!r:.50}, no number.")
     return methods, target, None if asked.get("tuned") is None else str(asked["tuned"])
 
 

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.files import write_atomically
+from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.clients import clients_csv
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
 from fedtailor.studies.clients import client_table
-from fedtailor.studies.measures import validation_in_words
-from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
-from fedtailor.text import SafeConsole, human_bytes, percent, plain_table, spreadsheet_cell, visible
+from fedtailor.studies.summary import Line, Summary, check_comparable, summarize, target_text
+from fedtailor.text import SafeConsole, human_bytes, plain_table, spreadsheet_cell, visible
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]
 
@@ -29,24 +29,24 @@ Cell = Callable[[Line], str]
 
 def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, Cell]]]:
     """The columns of results and those of costs, as header and cells, without columns that no line has."""
-    lines = summary.lines
-    result: list[tuple[str, Cell]] = [("accuracy", lambda line: _spread(line.accuracy, line.accuracy_std))]
-    if all(line.accuracy is None for line in lines):
-        result = [("loss", lambda line: "–" if line.loss is None else f"{line.loss:.4f}")]
+    lines, metric = summary.lines, summary.metric
+    result: list[tuple[str, Cell]] = [(metric.title, lambda line: _spread(metric, line.value, line.value_std))]
+    if all(line.value is None for line in lines):
+        result = [("loss", lambda line: LOSS.text(line.loss))]
     if any(line.chosen for line in lines):
         result.append(("validation", _validation))
     if any(line.p is not None for line in lines):
         result.append(("vs best", _versus_best))
     if any(line.gain is not None for line in lines):
-        result.append((f"gain over {summary.base}", lambda line: _spread(line.gain, line.gain_std, "+")))
+        result.append((f"gain over {summary.base}", lambda line: _spread(metric, line.gain, line.gain_std, "+")))
         result.append(("clients that lose", _losing))
     if any(line.worst_decile is not None for line in lines):
-        result.append(("worst decile", lambda line: percent(line.worst_decile)))
+        result.append(("worst decile", lambda line: metric.text(line.worst_decile)))
     if any(line.failed for line in lines):
         result.append(("clients that failed", _failed))
     cost: list[tuple[str, Cell]] = []
     if summary.target is not None:
-        reached = f"{100 * summary.target:g} %"
+        reached = target_text(summary)
         cost.append((f"rounds to {reached}", _rounds))
         if len(lines) > 1:
             cost.append(("speed-up", lambda line: "–" if line.speed_up is None else f"{_short(line.speed_up)}×"))
@@ -58,15 +58,15 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
     return result, cost
 
 
-def _spread(mean: float | None, std: float | None, sign: str = "") -> str:
+def _spread(metric: Metric, mean: float | None, std: float | None, sign: str = "") -> str:
     if mean is None:
         return "–"
-    text = f"{100 * mean:{sign}.2f}".replace("-", "−")
-    return text if std is None else f"{text} ± {100 * std:.2f}"
+    text = metric.text(mean, sign).replace("-", "−")
+    return text if std is None else f"{text} ± {metric.text(std)}"
 
 
 def _validation(line: Line) -> str:
-    return validation_in_words(line.validation) + (" ✓" if line.chosen else "")
+    return line.metric.text(line.validation) + (" ✓" if line.chosen else "")
 
 
 def _versus_best(line: Line) -> str:
@@ -120,7 +120,7 @@ def _rich(summary: Summary, columns: list[tuple[str, Cell]], title: str) -> Tabl
     for name, _ in columns:
         table.add_column(_broken(name), justify="right", no_wrap=True)
     for line in summary.lines:
-        marked = {"accuracy": "bold green" if line.best else "underline" if line.second else ""}
+        marked = {summary.metric.title: "bold green" if line.best else "underline" if line.second else ""}
         cells = [Text(cell(line), style=marked.get(name, "")) for name, cell in columns]
         table.add_row(Text(visible(line.title)), *cells)
     return table
@@ -149,7 +149,10 @@ def table_rows(summary: Summary, bold: str, underlined: str, escape: Callable[[s
     for line in summary.lines:
         mark = bold if line.best else underlined if line.second else "{}"
         cells = [(name, escape(cell(line))) for name, cell in columns]
-        yield [escape(line.title), *(mark.format(text) if name == "accuracy" else text for name, text in cells)]
+        yield [
+            escape(line.title),
+            *(mark.format(text) if name == summary.metric.title else text for name, text in cells),
+        ]
 
 
 def _for_markdown(text: str) -> str:

@@ -9,9 +9,8 @@ from rich.console import Group
 from rich.text import Text
 
 from fedtailor.server.records import Plain
-from fedtailor.studies.measures import validation_in_words
 from fedtailor.studies.trials import Tuned
-from fedtailor.text import SafeConsole, decimals, percent, plain_table, visible
+from fedtailor.text import SafeConsole, plain_table, visible
 
 PAGE = 120  # columns of the table as text
 STATES = ("done", "pruned", "failed")
@@ -29,14 +28,14 @@ def _value(value: Any) -> str:
 def in_one_line(tuned: Tuned) -> str:
     """Say what was chosen, and in how many trials."""
     counts = ", ".join(f"{tuned.count(state)} {state}" for state in STATES)
-    values = f"{validation_in_words(tuned.validation)} on validation data, {validation_in_words(tuned.before)} before"
+    text = tuned.metric.text
+    values = f"{tuned.metric.shown(tuned.validation)} on validation data, {text(tuned.before)} before"
     return f"{tuned.method}: {settings_in_words(tuned.settings) or 'no settings'} ({values}; trials: {counts})"
 
 
 def tuning_table(tuned: Sequence[Tuned], budget: str) -> Group:
     """The table for a terminal."""
-    by_loss = any(method.validation is not None and method.validation < 0 for method in tuned)
-    metric = "loss" if by_loss else "accuracy"
+    metric = tuned[0].metric.title
     table = plain_table(f"Settings chosen on validation data, {budget}")
     table.add_column("method", style="bold", no_wrap=True)
     table.add_column("chosen settings")
@@ -54,17 +53,14 @@ def tuning_table(tuned: Sequence[Tuned], budget: str) -> Group:
 
 def _row(tuned: Tuned) -> list[str]:
     found = settings_in_words(tuned.settings) if tuned.chosen else "none: all trials failed"
-    values = (validation_in_words(value) for value in (tuned.validation, tuned.before))
+    values = (tuned.metric.text(value) for value in (tuned.validation, tuned.before))
     counts = (str(tuned.count(state)) for state in STATES)
     return [visible(tuned.method), visible(found), *values, *counts, _test(tuned)]
 
 
 def _test(tuned: Tuned) -> str:
-    accuracies = [result.accuracy for result in tuned.results if result.accuracy is not None]
-    if accuracies:
-        return percent(fmean(accuracies))
-    losses = [result.loss for result in tuned.results if result.loss is not None]
-    return decimals(fmean(losses) if losses else None)
+    found = [result.value for result in tuned.results if result.value is not None]
+    return tuned.metric.text(fmean(found) if found else None)
 
 
 def _caption(tuned: Sequence[Tuned], metric: str) -> str:
@@ -93,7 +89,8 @@ def plain(tuned: Sequence[Tuned]) -> list[Plain]:
             "validation": method.validation,
             "before": method.before,
             "trials": {state: method.count(state) for state in STATES},
-            "test": [{"seed": r.experiment.seed, "accuracy": r.accuracy, "loss": r.loss} for r in method.results],
+            "metric": method.metric.name,
+            "test": [{"seed": r.experiment.seed, method.metric.name: r.value, "loss": r.loss} for r in method.results],
             "failures": [trial.reason for trial in method.trials if trial.state == "failed"],
         }
         for method in tuned

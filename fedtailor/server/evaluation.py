@@ -1,21 +1,21 @@
 """Evaluation: which models are measured in a round, and the averages of their metrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation
-from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Metrics, Reply, Request
+from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Reply, Request
 from fedtailor.method import Method, Server
+from fedtailor.metric import ACCURACY, LOSS, METRICS, Metric
 from fedtailor.server.records import Averages, ClientsRecord, RoundRecord
 from fedtailor.transport import Transport
 
-METRICS = ("accuracy", "loss", "balanced_accuracy", "auc")
-AVERAGED = (*METRICS, "accuracy_std", "accuracy_worst_decile", "validation_accuracy", "validation_loss", "train_loss",
-            "train_accuracy")  # fmt: skip
+MEASURED = (*METRICS, "own")
+AVERAGED = tuple(each.name for each in fields(Averages) if each.name != "evaluated")
 LAST = {"last-5": 5, "last-10": 10}  # evaluated rounds of which a result is the mean
 
 
@@ -59,7 +59,7 @@ class Evaluator:
         """Take up what a resumed run had recorded: a participant's local model is measured only once."""
         if self.protocol.model == "local":
             for record in clients:
-                self.known |= {client: (NEVER, _as_measured(m)) for client, m in record.results.items()}
+                self.known |= {client: (NEVER, _as_measured(record, client)) for client in record.results}
 
     def _message(self, server: Server) -> tuple[Message, bool]:
         """Return the message of an evaluation, and whether clients that have trained do without it."""
@@ -82,47 +82,60 @@ class Evaluator:
                 yield Evaluate(round, client, message, version)
 
 
-def _as_measured(recorded: Measured) -> Measured:
-    """The metrics behind a record: a loss that was no finite number is None there."""
+def _as_measured(record: ClientsRecord, client: int) -> Measured:
+    """The metrics behind a client's record: those that were no finite numbers are None there. (An older version's
+    record does not name them: it is the loss.)"""
+    measured = {}
+    for split, metrics in record.results[client].items():
+        lost = {"loss"} if metrics.loss is None and (metrics.accuracy is not None or metrics.n_samples > 0) else set()
+        lost |= {*record.not_finite.get(client, {}).get(split, [])} & {each.name for each in fields(metrics)}
+        measured[split] = replace(metrics)
+        for name in lost:
+            setattr(measured[split], name, float("nan"))
+    return measured
 
-    def with_loss(metrics: Metrics) -> Metrics:
-        lost = metrics.loss is None and (metrics.accuracy is not None or metrics.n_samples > 0)
-        return replace(metrics, loss=float("nan")) if lost else metrics
 
-    return {split: with_loss(metrics) for split, metrics in recorded.items()}
-
-
-def averages(measured: dict[int, Measured], average: str) -> Averages:
-    """Average the metrics of all clients: over clients, or over the samples of the split (`average = "sample"`)."""
+def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCURACY) -> Averages:
+    """Average the metrics of all clients: over clients, or over the samples of the split (`average = "sample"`).
+    The spread over clients and the worst of them are by the metric that decides."""
     ordered = [measured[client] for client in sorted(measured)]
 
-    def values(split: str, metric: str) -> tuple[list[float], list[int]]:
-        pairs = [(getattr(m[split], metric), m[split].n_samples) for m in ordered if split in m]
+    def values(split: str, name: str) -> tuple[list[float], list[int]]:
+        pairs = [(getattr(m[split], name), m[split].n_samples) for m in ordered if split in m]
         return [v for v, _ in pairs if v is not None], [n for v, n in pairs if v is not None]
 
-    def mean(split: str, metric: str) -> float | None:
-        found, weights = values(split, metric)
+    def mean(split: str, name: str) -> float | None:
+        found, weights = values(split, name)
         if not found:
             return None
         by_samples = (average == "sample" or split == "train") and any(weights)
         return float(np.average(found, weights=weights if by_samples else None))
 
-    accuracies = sorted(values("test", "accuracy")[0])
-    worst = accuracies[: max(1, len(accuracies) // 10)]
+    std, worst_decile = _spread(values("test", metric.field)[0], metric)
+    accuracy_std, accuracy_worst_decile = _spread(values("test", "accuracy")[0], ACCURACY)
     return Averages(
-        **{metric: mean("test", metric) for metric in METRICS},
-        accuracy_std=float(np.std(accuracies)) if len(accuracies) > 1 else None,  # one client has no spread
-        accuracy_worst_decile=float(np.mean(worst)) if worst else None,
-        validation_accuracy=mean("validation", "accuracy"),
-        validation_loss=mean("validation", "loss"),
+        **{name: mean("test", name) for name in MEASURED},
+        **{f"validation_{name}": mean("validation", name) for name in MEASURED},
+        std=std,
+        worst_decile=worst_decile,
+        accuracy_std=accuracy_std,
+        accuracy_worst_decile=accuracy_worst_decile,
         train_loss=mean("train", "loss"),
         train_accuracy=mean("train", "accuracy"),
         evaluated=len(values("test", "loss")[0]),
     )
 
 
-def chosen_round(rounds: list[RoundRecord], choose: str) -> RoundRecord | None:
-    """Find the round whose metrics are the result. Best is by accuracy, or by loss where there is no accuracy; the
+def _spread(values: list[float], metric: Metric) -> tuple[float | None, float | None]:
+    """Compute the standard deviation over clients, and the mean of the worst tenth of them; None if one of them has no
+    finite value."""
+    ordered = metric.worst_first(values) if np.isfinite(values).all() else []
+    std = float(np.std(ordered)) if len(ordered) > 1 else None  # one client has no spread
+    return std, float(np.mean(ordered[: max(1, len(ordered) // 10)])) if ordered else None
+
+
+def chosen_round(rounds: list[RoundRecord], choose: str, metric: Metric = ACCURACY) -> RoundRecord | None:
+    """Find the round whose metrics are the result. Best is by the metric, or by the loss where no round has it; the
     first of equals."""
     evaluated = [record for record in rounds if record.evaluated]
     if not evaluated:
@@ -131,12 +144,36 @@ def chosen_round(rounds: list[RoundRecord], choose: str) -> RoundRecord | None:
         return _mean_round(evaluated[-LAST[choose] :])
     if choose == "last":
         return evaluated[-1]
-    prefix = "validation_" if choose == "best-validation" else ""
-    by_accuracy = [record for record in evaluated if getattr(record, f"{prefix}accuracy") is not None]
-    if by_accuracy:
-        return max(by_accuracy, key=lambda record: float(getattr(record, f"{prefix}accuracy")))
-    by_loss = [record for record in evaluated if getattr(record, f"{prefix}loss") is not None]
-    return min(by_loss, key=lambda record: float(getattr(record, f"{prefix}loss"))) if by_loss else None
+    return _best(evaluated, metric, choose == "best-validation") or _best(evaluated, LOSS, choose == "best-validation")
+
+
+def _best(rounds: list[RoundRecord], metric: Metric, validation: bool) -> RoundRecord | None:
+    """Find the best round by a metric, on validation or on test samples; None if no round has it."""
+    of = metric.validation if validation else metric.of
+    values = [(record, value) for record in rounds if (value := of(record)) is not None]
+    return max(values, key=lambda pair: metric.gain(pair[1], 0.0))[0] if values else None
+
+
+class EarlyStop(NamedTuple):
+    """The round after which a run ended, and the one with the best validation metric."""
+
+    round: int
+    best: int
+
+    def in_words(self, metric: Metric) -> str:
+        return f"stopped after round {self.round}: no better validation {metric.title} since round {self.best}"
+
+
+def early_stop(rounds: list[RoundRecord], patience: int | None, metric: Metric) -> EarlyStop | None:
+    """Find the round after which a run ends: so many evaluated rounds without a better validation metric."""
+    best, since = None, 0
+    for record in (record for record in rounds if record.evaluated) if patience else ():
+        value = metric.validation(record)
+        if value is not None and (best is None or metric.gain(value, best[1]) > 0):
+            best, since = (record.round, value), 0
+        elif (since := since + 1) == patience and best is not None:
+            return EarlyStop(record.round, best[0])
+    return None
 
 
 def _mean_round(rounds: list[RoundRecord]) -> RoundRecord:

@@ -16,10 +16,11 @@ from fedtailor.experiment import Experiment
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
 from fedtailor.messages import NEVER, Measured, Message, Reply, Train, check_tensors, message_bytes
 from fedtailor.method import Method, Server, check_upload
+from fedtailor.metric import ACCURACY, Metric
 from fedtailor.participation import Participation
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.evaluation import Evaluator, averages
+from fedtailor.server.evaluation import Evaluator, averages, early_stop
 from fedtailor.server.failures import ClientFailure, Failures
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
@@ -42,6 +43,7 @@ class Loop:
     checkpoint: Checkpoint
     directory: RunDirectory | None = None
     joined: Mapping[int, int] = field(default_factory=dict)  # how many clients joined after a round
+    metric: Metric = ACCURACY
     versions: dict[int, int] = field(default_factory=dict)  # the round of each client's last accepted state
     rounds: list[RoundRecord] = field(default_factory=list)
     clients: list[ClientsRecord] = field(default_factory=list)  # if they are written nowhere else
@@ -98,7 +100,7 @@ class Loop:
         round or, if that was only half done, the checkpoint before."""
         saved = self.finished
         try:
-            while self.finished < self.experiment.rounds:
+            while self.finished < self.experiment.rounds and not self._stopped_early():
                 yield self.round(self.finished + 1, transport)
                 if self.finished % self.experiment.checkpoint_every == 0:
                     self._save(transport)
@@ -107,6 +109,9 @@ class Loop:
             if self._round_complete and self.finished != saved:
                 self._save(transport)
         self.failures.count(self.rounds)
+
+    def _stopped_early(self) -> bool:
+        return early_stop(self.rounds, self.experiment.evaluation.patience, self.metric) is not None
 
     def _save(self, transport: Transport) -> None:
         with self._timed("checkpoints"):
@@ -136,7 +141,7 @@ class Loop:
                 self.observations.put(number, self.method.observe(self.server))
         up = {client: reply.bytes_up for client, reply in replies.items()}
         record = RoundRecord(
-            **vars(averages(measured, self.experiment.evaluation.average)),
+            **vars(averages(measured, self.experiment.evaluation.average, self.metric)),
             round=number,
             participants=participants,
             failed=[client for client in participants if client not in replies],

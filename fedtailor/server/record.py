@@ -52,6 +52,7 @@ from fedtailor.files import (
     write_atomically,
     writing,
 )
+from fedtailor.metric import ACCURACY, LOSS, Metric
 from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
 from fedtailor.server.setup import Setup
 from fedtailor.version import __version__
@@ -98,7 +99,7 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, experiment: Experiment, data: FederatedData, network: str, setup: Setup
+        cls, path: Path, experiment: Experiment, data: FederatedData, network: str, setup: Setup, metric: Metric
     ) -> "RunDirectory":
         check_free(path)
         make_directory(path)
@@ -108,7 +109,8 @@ class RunDirectory:
             check_free(path)  # nobody else was faster
             write_atomically(path / "partition.json", seal({**describe(data), "network": network}))
             write_atomically(path / "network.json", seal(setup.plain(), pretty=True))
-            run._write_about(About(format=FORMAT, versions=versions(), experiment=deciding_settings(experiment)))
+            settings = deciding_settings(experiment)
+            run._write_about(About(format=FORMAT, versions=versions(), experiment=settings, metric=metric))
             write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
         except BaseException:
             run.unlock()
@@ -157,6 +159,12 @@ class RunDirectory:
             )
         return about
 
+    def metric(self) -> Metric:
+        """The metric that decides. A run of an older version has none: it was the accuracy, or else the loss."""
+        if (metric := self.about().metric) is not None:
+            return metric
+        return ACCURACY if any(record.accuracy is not None for record in self.rounds()) else LOSS
+
     def warn_of_other_versions(self) -> None:
         """Say so if the run was made by another version of something that its numbers may depend on."""
         made, here = self.about().versions, versions()
@@ -178,7 +186,7 @@ class RunDirectory:
         (self.path / "result.json").unlink(missing_ok=True)
 
     def _write_about(self, about: About) -> None:
-        write_atomically(self.path / "about.json", seal(vars(about), pretty=True))
+        write_atomically(self.path / "about.json", seal(asdict(about), pretty=True))
 
     def partition(self) -> Partition:
         """Every client's name and its samples by class."""
@@ -349,6 +357,7 @@ def describe(data: FederatedData) -> Plain:
         "clients": list(data.names),
         "new": sorted(data.new),
         **splits,
+        "n_train": data.n_samples.tolist(),
         "fingerprint": data.fingerprint(),
         "joined": [asdict(join) for join in data.joined],
         "preprocessing": data.preprocessing and data.preprocessing.model_dump(mode="json"),

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter
 from fedtailor.data.federated import Join
 from fedtailor.files import Count
 from fedtailor.messages import Measured, Metrics
+from fedtailor.metric import Metric
 
 Plain = dict[str, Any]  # as JSON has it
 AnyRecord = TypeVar("AnyRecord", bound="Record")
@@ -49,18 +50,37 @@ def _validator(kind: type[AnyRecord]) -> TypeAdapter[AnyRecord]:
 class Averages(Record):
     """Metrics averaged over clients; None where there is nothing to average.
 
-    `accuracy_worst_decile` is the mean of the worst tenth of the clients, at least one. Training metrics are weighted
-    by samples: the objective Σ n_i/n f_i. `evaluated` counts the clients with test samples.
+    `worst_decile` is the mean of the worst tenth of the clients, at least one, by the metric that decides; `std` is the
+    standard deviation over clients of the same. Training metrics are weighted by samples: the objective Σ n_i/n f_i.
+    `evaluated` counts the clients with test samples.
     """
 
     accuracy: float | None = None
     loss: float | None = None
     balanced_accuracy: float | None = None
     auc: float | None = None
+    f1: float | None = None
+    log_loss: float | None = None
+    exact_match: float | None = None
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+    own: float | None = None
+    std: float | None = None
+    worst_decile: float | None = None
     accuracy_std: float | None = None
     accuracy_worst_decile: float | None = None
     validation_accuracy: float | None = None
     validation_loss: float | None = None
+    validation_balanced_accuracy: float | None = None
+    validation_auc: float | None = None
+    validation_f1: float | None = None
+    validation_log_loss: float | None = None
+    validation_exact_match: float | None = None
+    validation_rmse: float | None = None
+    validation_mae: float | None = None
+    validation_r2: float | None = None
+    validation_own: float | None = None
     train_loss: float | None = None
     train_accuracy: float | None = None
     evaluated: Count = 0
@@ -84,6 +104,13 @@ class RoundRecord(Averages):
     differentiated: Count = 0  # samples of which the participants computed the gradient
     seconds: float
 
+    @classmethod
+    def from_json(cls, line: bytes) -> Self:
+        record = super().from_json(line)
+        if b'"std"' not in line:  # an older version's, which has these of the accuracy alone
+            record.std, record.worst_decile = record.accuracy_std, record.accuracy_worst_decile
+        return record
+
     @property
     def bytes(self) -> int:
         """Up and down."""
@@ -92,12 +119,16 @@ class RoundRecord(Averages):
 
 @dataclass(kw_only=True)
 class ClientsRecord(Record):
-    """Every client in one round: its metrics if it was evaluated, the bytes it got and sent if it took part."""
+    """Every client in one round: its metrics if it was evaluated, the bytes it got and sent if it took part.
+
+    `not_finite` names the metrics that were NaN or infinite, by client and split: in a file these are null.
+    """
 
     round: Count
     results: dict[Count, Measured] = field(default_factory=dict)
     bytes_down: dict[Count, Count] = field(default_factory=dict)
     bytes_up: dict[Count, Count] = field(default_factory=dict)
+    not_finite: dict[Count, dict[str, list[str]]] = field(default_factory=dict)
 
     def plain(self) -> Plain:
         """All fields as JSON has them: text for keys, None for NaN and infinities."""
@@ -106,7 +137,11 @@ class ClientsRecord(Record):
             for client, measured in self.results.items()
         }
         down, up = ({str(c): n for c, n in counts.items()} for counts in (self.bytes_down, self.bytes_up))
-        return {"round": self.round, "results": results, "bytes_down": down, "bytes_up": up}
+        plain: Plain = {"round": self.round, "results": results, "bytes_down": down, "bytes_up": up}
+        bad = {(client, split): _not_finite(m) for client, of in self.results.items() for split, m in of.items()}
+        if clients := sorted({client for client, split in bad if bad[client, split]}):
+            plain["not_finite"] = {str(c): {s: bad[c, s] for s in self.results[c] if bad[c, s]} for c in clients}
+        return plain
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
@@ -155,7 +190,8 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(kw_only=True)
 class Partition(Record):
-    """Every client's name and its samples by class, with checksums of the samples and of the initial vector."""
+    """Every client's name and its samples by class, with checksums of the samples and of the initial vector. A sample
+    with several labels counts for each of them."""
 
     data: str
     classes: list[str]  # none for a regression
@@ -164,6 +200,7 @@ class Partition(Record):
     train: list[list[Count]]  # a row a client
     validation: list[list[Count]]
     test: list[list[Count]]
+    n_train: list[Count] = field(default_factory=list)  # each client's training samples
     fingerprint: str
     network: str
     joined: list[Join] = field(default_factory=list)  # the last of the training clients, in their order
@@ -181,16 +218,21 @@ class Partition(Record):
         came = [name for join in record.joined for name in join.clients]
         if came and came != training[-len(came) :]:
             raise ValueError("it names other clients that joined than it has")
+        record.n_train = record.n_train or [sum(row) for row in record.train]  # an older version's has none
+        if len(record.n_train) != clients:
+            raise ValueError("it does not have every client's number of training samples")
         return record
 
 
 @dataclass(kw_only=True)
 class About(Record):
-    """The origin of a run: its format, the versions that made it, and the settings that decide its numbers."""
+    """The origin of a run: its format, the versions that made it, the settings that decide its numbers, and the metric
+    that they lead to."""
 
     format: Count
     versions: dict[str, str]
     experiment: Plain
+    metric: Metric | None = None  # an older version's run has none here
 
 
 @dataclass(kw_only=True)
@@ -198,13 +240,20 @@ class Outcome(Record):
     """The part of `result.json` that is read again; the rest is for people and other programs."""
 
     rounds: Count
+    stopped: str | None = None  # why it ended before its last round
 
 
 METRICS = tuple(each.name for each in fields(Metrics))
 
 
 def plain_metrics(metrics: Metrics) -> Plain:
-    return {name: finite(getattr(metrics, name)) for name in METRICS}
+    """All metrics as JSON has them, without those that are not defined."""
+    found = {name: finite(getattr(metrics, name)) for name in METRICS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _not_finite(metrics: Metrics) -> list[str]:
+    return [name for name in METRICS if (value := getattr(metrics, name)) is not None and not math.isfinite(value)]
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.client import Client
 from fedtailor.local.descent import step_count
 from fedtailor.local.inputs import Inputs
-from fedtailor.local.metrics import measure, outputs
+from fedtailor.local.metrics import OwnMetric, measure, outputs
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.messages import (
@@ -23,6 +23,7 @@ from fedtailor.messages import (
     Evaluate,
     Measured,
     Message,
+    Metrics,
     Personal,
     Reply,
     Request,
@@ -31,6 +32,7 @@ from fedtailor.messages import (
     check_finite,
 )
 from fedtailor.method import Method, check_upload
+from fedtailor.metric import ACCURACY, Metric
 from fedtailor.schedule import factor_at
 
 
@@ -59,6 +61,9 @@ class Terms:
     debug: bool = False  # let exceptions pass
     weights: str = ""  # the checksum of the file of pretrained weights
     augmentation: Augmentation | None = None  # of training images
+    metric: Metric = ACCURACY  # the one that decides
+    own_metric: OwnMetric | None = None  # its function, if it is the user's own
+    multi_label: bool = False  # targets are labels of 0 and 1
 
     @cached_property
     def fingerprint(self) -> str:
@@ -167,16 +172,19 @@ class Site:
 
     def metrics(self, theta: Tensor, scores: Tensor) -> Measured:
         """The metrics of a model, from its outputs on the validation and test samples."""
-        (_, validation), (_, test), loss = self.data.validation, self.data.test, self.terms.loss
-        scores = self._counted(scores)
+        (_, validation), (_, test), scores = self.data.validation, self.data.test, self.counted(scores)
         measured = {
-            "validation": measure(scores[: len(validation)], validation, loss),
-            "test": measure(scores[len(validation) :], test, loss),
+            "validation": self._measured(scores[: len(validation)], validation),
+            "test": self._measured(scores[len(validation) :], test),
         }
         if self.terms.on_train:
             x, y = self.data.train
-            measured["train"] = measure(self._counted(outputs(self.terms.network, theta, x)), y, loss)
+            measured["train"] = self._measured(self.counted(outputs(self.terms.network, theta, x)), y)
         return measured
+
+    def _measured(self, scores: Tensor, y: Tensor) -> Metrics:
+        terms = self.terms
+        return measure(scores, y, terms.loss, terms.multi_label, terms.own_metric)
 
     @property
     def n_outputs(self) -> int | None:
@@ -188,7 +196,8 @@ class Site:
         n, loss = self.n_outputs, self.terms.training_loss
         return loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets)
 
-    def _counted(self, scores: Tensor) -> Tensor:
+    def counted(self, scores: Tensor) -> Tensor:
+        """The outputs that are used for this client."""
         return scores[:, : self.n_outputs] if scores.dim() == 2 else scores
 
 

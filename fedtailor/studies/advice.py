@@ -1,15 +1,15 @@
 """Advice on which method to take, and whether personalization is needed at all: measured, not guessed.
 
 First the partition itself: how far the clients' labels and features differ, beside a random partition of the same
-samples. Then a race: a shortlist from "one model for all" to "everybody alone" by successive halving on validation
-accuracy within a time budget. The answer is the simplest method that nothing beats by more than chance, or that the
+samples. Then a race: a shortlist from "one model for all" to "everybody alone" by successive halving on the validation
+metric within a time budget. The answer is the simplest method that nothing beats by more than chance, or that the
 samples cannot tell.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import inf, isfinite, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -21,14 +21,16 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, merged
 from fedtailor.local.inputs import Held, tensors
 from fedtailor.local.isolation import isolated
-from fedtailor.local.metrics import outputs
+from fedtailor.local.metrics import outputs, sample_scores
 from fedtailor.local.streams import numpy_stream
+from fedtailor.metric import ACCURACY, ON_ONE_SCALE, Metric, Targets
 from fedtailor.simulation import Objects, Prepared, Simulation, partition_data, prepare
-from fedtailor.studies.measures import Accuracies, holm
+from fedtailor.studies.measures import Values, holm
 
 GLOBAL, TUNED, ALONE = "fedavg", "fedavg, fine-tuned", "local"
 SHORTLIST = (GLOBAL, TUNED, ALONE, "fedper", "fedrod", "ditto", "apfl", "pgfed", "fedacs")
-MARGIN = 0.01  # a gain of less than a point is not worth another method
+FOR_CLASSES = ("fedrod",)  # of these, those that need one class a sample
+MARGIN = 0.01  # a gain of less than a point (or, of an error, 1 % of it) is not worth another method
 LEVEL = 0.05
 FEW = 10  # clients below which a test over clients can hardly find anything
 DRAWS = 20_000  # of a test: its p-values are right to 0.002 where it matters, at the level
@@ -43,11 +45,16 @@ Report = Callable[[str, int, int], None]  # of progress: a title, rounds done, r
 
 @dataclass
 class Skew:
-    """The differences between clients, and those in a random partition of the same samples."""
+    """The differences between clients, and those in a random partition of the same samples.
+
+    With several labels a sample, `label` is the mean over labels of the distance; of numbers, it is the share of their
+    variance that goes with the client. Without classes, the features' variance is that of all samples.
+    """
 
     label: float  # mean total variation distance between a client's classes and all
     label_by_chance: float  # the same in a random partition
     feature: float  # share of the features' variance within a class that goes with the client, chance taken off
+    targets: Targets = "classes"
 
 
 @dataclass(eq=False)
@@ -59,14 +66,24 @@ class Candidate:
     simulation: Simulation | None = None
     seconds: float = 0.0  # a round
     rounds: int = 0
-    accuracy: Accuracies = field(default_factory=dict)  # on validation samples, by client
+    values: Values = field(default_factory=dict)  # of the metric on validation samples, by client
     n_samples: dict[int, int] = field(default_factory=dict)  # how many validation samples those are
-    hits: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # which of them are right, where clients are few
+    parts: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of each sample, where clients are few
+    metric: Metric = ACCURACY
 
     @property
     def mean(self) -> float:
-        """The mean accuracy over clients."""
-        return fmean(self.accuracy.values())
+        """The mean of the metric over clients."""
+        return fmean(self.values.values())
+
+    @property
+    def by_samples(self) -> bool:
+        """True if the metric is a mean over samples that were looked at one by one."""
+        return bool(self.parts)
+
+    def gain(self, base: "Candidate") -> float:
+        """Compute by how much the mean is better than another candidate's."""
+        return self.metric.gain(self.mean, base.mean)
 
     def advance(self, rounds: int, report: Report) -> None:
         """Train until so many rounds are done, and measure."""
@@ -80,27 +97,32 @@ class Candidate:
         loop = self.simulation.loop
         measured = loop.evaluator.evaluate(loop.server, loop.versions, [], self.simulation.transport)
         on_validation = {client: of_client["validation"] for client, of_client in measured.items()}
-        self.accuracy = {client: m.accuracy for client, m in on_validation.items() if m.accuracy is not None}
-        self.n_samples = {client: on_validation[client].n_samples for client in self.accuracy}
-        if not self.accuracy:
-            raise FedtailorError("There are no validation samples with classes to judge by: give --validation 0.2.")
+        found = {client: self.metric.of(metrics) for client, metrics in on_validation.items()}
+        self.values = {client: value for client, value in found.items() if value is not None}
+        self.n_samples = {client: on_validation[client].n_samples for client in self.values}
+        if not self.values:
+            raise FedtailorError(
+                f"No client has validation samples to compute the {self.metric.title} of: give --validation 0.2."
+            )
 
     def look_closer(self) -> None:
-        """Find out which validation samples each client's model has right.
+        """Find each validation sample's part of the metric, if that is a mean over samples: whether it is right, say.
 
         This is more than the metrics that a site replies with: it is for whoever owns the simulation and its data.
         """
         assert self.simulation is not None
-        for client in self.accuracy:
+        for client in self.values:
             site = self.simulation.sites.site(client)
             x, y = site.data.validation
-            scores = outputs(site.terms.network, self.simulation.personal_model(client), x)
-            self.hits[client] = (scores[:, : site.n_outputs].argmax(1) == y).cpu().numpy()
+            scores = site.counted(outputs(site.terms.network, self.simulation.personal_model(client), x))
+            parts = sample_scores(self.metric.name, scores, y, site.terms.multi_label)
+            if parts is not None:
+                self.parts[client] = parts
 
 
 class Decision(NamedTuple):
     """The recommended candidate, and the gain that it rests on: of the best personal candidate over the global model,
-    in accuracy."""
+    by the metric, for the better above 0."""
 
     chosen: str | None
     best: str
@@ -117,7 +139,7 @@ class Advice:
     candidates: list[Candidate]  # the best first
     chosen: str | None  # the title of the recommended one; None if the samples cannot tell
     best: str  # the title of the best personal one
-    gain: float  # of the best over the global model, in accuracy
+    gain: float  # of the best over the global model, by the metric; above 0, it is better
     p: float  # the p-value of this gain, corrected
     interval: tuple[float, float]  # the 95 % confidence interval of this gain
     seconds: float
@@ -131,6 +153,21 @@ class Advice:
     def needed(self) -> bool | None:
         """True if the recommended candidate is a personalized one; None if nothing is decided."""
         return self.chosen != GLOBAL if self.decided else None
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that decided."""
+        return self.candidates[0].metric
+
+    @property
+    def by_samples(self) -> bool:
+        """True if the test went by validation samples, as there are few clients."""
+        return self.candidates[0].by_samples
+
+    @property
+    def margin(self) -> float:
+        """The gain that is worth another method."""
+        return margin(next(candidate for candidate in self.candidates if candidate.title == GLOBAL))
 
     @property
     def n_samples(self) -> int:
@@ -156,17 +193,21 @@ def advise(
         if on_data:
             on_data(data)
         skew = measure_skew(data, experiment.seed)
+        if data.targets != "classes" and shortlist == SHORTLIST:
+            shortlist = tuple(title for title in shortlist if title not in FOR_CLASSES)
         candidates = [Candidate(title, _experiment(experiment, title)) for title in (GLOBAL, *shortlist)]
         candidates = list({candidate.title: candidate for candidate in candidates}.values())
         prepared = [prepare(candidate.experiment, replace(objects, data=data)) for candidate in candidates]
         try:
             for candidate, its in zip(candidates, prepared, strict=True):
-                candidate.simulation = _started(its)
+                candidate.simulation, candidate.metric = _started(its), its.terms.metric
                 candidate.advance(PILOT, report)
             ranked = _race(candidates, budget - (time.perf_counter() - begin), report)
+            _judged_alike(_finalists(ranked))
             for candidate in _finalists(ranked):
-                if len(candidate.accuracy) < FEW:
+                if len(candidate.values) < FEW:
                     candidate.look_closer()
+            _check_finalists(_finalists(ranked))
         finally:
             for candidate in candidates:
                 if candidate.simulation is not None:
@@ -200,17 +241,49 @@ def _race(candidates: list[Candidate], budget: float, report: Report) -> list[Ca
         out = [candidate for candidate in candidates if candidate not in left]
         for candidate in left:
             candidate.advance(rung * rounds, report)
-        left.sort(key=lambda candidate: -candidate.mean)
-        ranked = left + sorted(out, key=lambda candidate: (-candidate.rounds, -candidate.mean))
+        left.sort(key=_rank)
+        ranked = left + sorted(out, key=lambda candidate: (-candidate.rounds, _rank(candidate)))
         rival = next((candidate for candidate in left if candidate.title != GLOBAL), None)
         half = left[: (len(left) + 1) // 2]
         left = [candidate for candidate in left if candidate in half or candidate.title == GLOBAL or candidate is rival]
     return ranked
 
 
+def _rank(candidate: Candidate) -> float:
+    """A number that is lower for a better candidate; one whose training diverged comes last."""
+    return -candidate.metric.gain(candidate.mean, 0.0) if isfinite(candidate.mean) else inf
+
+
+def margin(base: Candidate) -> float:
+    """The gain over the global model that is worth another method: a point, or 1 % of an error."""
+    on_one_scale = base.metric.percent or base.metric.name in ON_ONE_SCALE
+    return MARGIN if on_one_scale else MARGIN * abs(base.mean)
+
+
 def _finalists(ranked: list[Candidate]) -> list[Candidate]:
     """List the candidates that went furthest."""
     return [candidate for candidate in ranked if candidate.rounds == ranked[0].rounds]
+
+
+def _judged_alike(finalists: list[Candidate]) -> None:
+    """Leave the same clients to all of them: whether a metric is defined may depend on what a model predicts."""
+    common = set.intersection(*(set(candidate.values) for candidate in finalists))
+    for candidate in finalists:
+        candidate.values = {client: value for client, value in candidate.values.items() if client in common}
+    if not common:
+        raise FedtailorError(f"No client has a {finalists[0].metric.title} with all methods: judge by another metric.")
+
+
+def _check_finalists(finalists: list[Candidate]) -> None:
+    """Refuse to decide what cannot be tested."""
+    base = next(candidate for candidate in finalists if candidate.title == GLOBAL)
+    if not isfinite(base.mean):
+        raise FedtailorError(f"The training of {GLOBAL} diverged: lower --lr, or scale the data.")
+    if len(base.values) < 2 and not base.by_samples:
+        raise FedtailorError(
+            f"With one client there is nothing to test by {base.metric.title}, which is no mean over samples: judge by "
+            "accuracy, log_loss or mae."
+        )
 
 
 def _decide(ranked: list[Candidate], seed: int = 0) -> Decision:
@@ -222,34 +295,34 @@ def _decide(ranked: list[Candidate], seed: int = 0) -> Decision:
     """
     last = _finalists(ranked)
     base = next(candidate for candidate in last if candidate.title == GLOBAL)
-    others = [candidate for candidate in last if candidate is not base]
+    others = [candidate for candidate in last if candidate is not base and isfinite(candidate.mean)]
     if not others:
         return Decision(GLOBAL, GLOBAL, 0.0, 1.0, (0.0, 0.0))
     rng = numpy_stream(seed, "advice", "test")
     ps = holm([sign_flip(_differences(other, base), rng) for other in others])
-    best, p = max(zip(others, ps, strict=True), key=lambda pair: pair[0].mean)
-    gain = best.mean - base.mean
+    best, p = min(zip(others, ps, strict=True), key=lambda pair: _rank(pair[0]))
+    gain, worth = best.gain(base), margin(base)
     found = best.title, gain, p, _interval(best, base, p)
-    if gain > MARGIN and p < LEVEL:
-        good = [other.title for other in others if other.mean >= best.mean - MARGIN]
+    if gain > worth and p < LEVEL:
+        good = [other.title for other in others if _rank(other) <= _rank(best) + worth]
         simplest = min(good, key=lambda title: SHORTLIST.index(title) if title in SHORTLIST else len(SHORTLIST))
         return Decision(simplest, *found)
-    certain = p < LEVEL or found[-1][1] <= MARGIN
+    certain = p < LEVEL or found[-1][1] <= worth
     return Decision(GLOBAL if certain else None, *found)
 
 
 def _differences(one: Candidate, base: Candidate) -> NDArray[np.float64]:
-    """Split the difference between two candidates' mean accuracies into the parts that it is the sum of.
+    """Split the gain of one candidate over another into the parts that it is the sum of.
 
-    They are the clients' parts, (a_i - b_i) / N. Where clients are too few for a test, they are those of the validation
-    samples, on which both were measured: ±1 / (N n_i) where only one of the two is right, and 0 elsewhere. So a test of
-    them weighs as the mean over clients does.
+    They are the clients' parts, (a_i - b_i) / N. Where clients are too few for a test and the metric is a mean over
+    samples, they are those of the validation samples, on which both were measured: of the accuracy, ±1 / (N n_i) where
+    only one of the two is right, and 0 elsewhere. So a test of them weighs as the mean over clients does.
     """
-    clients = sorted(one.accuracy)
-    if not one.hits:
-        return np.array([one.accuracy[i] - base.accuracy[i] for i in clients]) / len(clients)
-    parts = [(one.hits[i].astype(float) - base.hits[i]) / len(one.hits[i]) for i in clients]
-    return np.concatenate(parts) / len(clients)
+    clients, sign = sorted(one.values), one.metric.gain(1.0, 0.0)
+    if not one.by_samples:
+        return sign * np.array([one.values[i] - base.values[i] for i in clients]) / len(clients)
+    parts = [(one.parts[i] - base.parts[i]) / len(one.parts[i]) for i in clients]
+    return sign * np.concatenate(parts) / len(clients)
 
 
 def sign_flip(differences: NDArray[np.float64], rng: np.random.Generator, draws: int = DRAWS) -> float:
@@ -269,35 +342,51 @@ def sign_flip(differences: NDArray[np.float64], rng: np.random.Generator, draws:
 
 
 def _interval(one: Candidate, base: Candidate, p: float) -> tuple[float, float]:
-    """Compute a 95 % confidence interval of the difference between two candidates' mean accuracies.
+    """Compute a 95 % confidence interval of the gain of one candidate over another.
 
-    It is Student's, of the differences that the test takes, and two samples (`UNSEEN`) more on which the candidates
-    differ. It has zero in it if and only if the test does not exclude zero.
+    It is Student's, of the differences that the test takes and, of the accuracy, two samples (`UNSEEN`) more on which
+    the candidates differ. It has zero in it if and only if the test does not exclude zero.
     """
     from scipy import stats
 
     parts = _differences(one, base)
     gain, total = float(parts.sum()), sum(one.n_samples.values())
-    unseen = UNSEEN * sum(1 / one.n_samples[i] for i in one.accuracy) / len(one.accuracy) ** 2 / total
+    unseen = UNSEEN * sum(1 / one.n_samples[i] for i in one.values) / len(one.values) ** 2 / total
     spread = len(parts) * float(np.var(parts, ddof=1)) if len(parts) > 1 else 1.0
-    half = float(stats.t.ppf(1 - LEVEL / 2, max(1, len(parts) - 1))) * sqrt(spread + unseen)
-    low, high = max(gain - half, -1.0), min(gain + half, 1.0)
+    by_accuracy = one.metric == ACCURACY
+    half = float(stats.t.ppf(1 - LEVEL / 2, max(1, len(parts) - 1))) * sqrt(spread + (unseen if by_accuracy else 0.0))
+    low, high = (max(gain - half, -1.0), min(gain + half, 1.0)) if by_accuracy else (gain - half, gain + half)
     if p >= LEVEL:
         return min(low, 0.0), max(high, 0.0)
     return (max(low, 0.0), high) if gain > 0 else (low, min(high, 0.0))
 
 
 def measure_skew(data: FederatedData, seed: int) -> Skew:
-    """Measure how far the clients' labels and features differ (of the training samples)."""
-    if not data.classes:
-        raise FedtailorError("Advice needs classes: these targets are numbers.")
+    """Measure how far the clients' targets and features differ (of the training samples)."""
     parts = [data.train(client) for client in range(data.n_clients)]
-    y = np.concatenate([labels.cpu().numpy() for _, labels in parts])
-    client = np.repeat(np.arange(data.n_clients), [len(labels) for _, labels in parts])
+    y = np.concatenate([targets.cpu().numpy() for _, targets in parts])
+    client = np.repeat(np.arange(data.n_clients), [len(targets) for _, targets in parts])
     rng = numpy_stream(seed, "advice")
-    by_chance = [_label_skew(y, rng.permutation(client)) for _ in range(PERMUTATIONS)]
+    skew_of = {"classes": _label_skew, "labels": _labels_skew, "numbers": _number_skew}[data.targets]
+    by_chance = [skew_of(y, rng.permutation(client)) for _ in range(PERMUTATIONS)]
     x = np.concatenate([_some_features(piece) for inputs, _ in parts for piece in inputs.split(PIECE)])
-    return Skew(_label_skew(y, client), fmean(by_chance), _feature_skew(x, y, client))
+    groups = y if data.targets == "classes" else np.zeros(len(y), dtype=np.int64)
+    return Skew(skew_of(y, client), fmean(by_chance), _feature_skew(x, groups, client), data.targets)
+
+
+def _labels_skew(y: NDArray[Any], client: NDArray[Any]) -> float:
+    """Compute the mean distance between each client's share of samples with a label and that of all, over labels."""
+    return fmean(_label_skew(column.astype(np.int64), client) for column in y.T)
+
+
+def _number_skew(y: NDArray[Any], client: NDArray[Any]) -> float:
+    """Compute the share of the targets' variance that lies between clients."""
+    y = y.reshape(len(y), -1)
+    sums = np.zeros((client.max() + 1, y.shape[1]))
+    np.add.at(sums, client, y)
+    means = sums / np.bincount(client)[:, None]
+    total = ((y - y.mean(0)) ** 2).sum()
+    return float(1 - ((y - means[client]) ** 2).sum() / total) if total else 0.0
 
 
 def _label_skew(y: NDArray[Any], client: NDArray[Any]) -> float:

@@ -1,14 +1,14 @@
 """The clients of a comparison, by name: each one's result with each line, and which line is best for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedtailor.metric import LOSS, Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import SPLITS, Plain
-from fedtailor.studies.measures import client_accuracies
+from fedtailor.studies.measures import client_values
 from fedtailor.studies.summary import Summary
-from fedtailor.text import decimals, percent
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class ClientRow:
 class ClientTable:
     """Clients × lines."""
 
-    metric: str
-    higher: bool  # values are better
+    metric: Metric
     titles: tuple[str, ...]  # of the lines
     overall: tuple[float | None, ...]  # each line's result, as the comparison's table has it
     rows: tuple[ClientRow, ...]  # in the order of the clients' numbers
@@ -36,23 +35,23 @@ class ClientTable:
 
     def shown(self, value: float | None) -> str:
         """Format a result."""
-        return percent(value) if self.metric == "accuracy" else decimals(value)
+        return self.metric.text(value)
 
     @property
     def leader(self) -> int:
         """The line that is best in general; the first if there is none."""
         known = [place for place, value in enumerate(self.overall) if value is not None]
-        return (max if self.higher else min)(known, key=lambda place: self.overall[place] or 0.0, default=0)
+        return max(known, key=lambda place: self.metric.score(self.overall[place] or 0.0), default=0)
 
     def ranked(self) -> list[ClientRow]:
         """The clients from the worst to the best with the line that is best in general; unmeasured ones last."""
-        sign, leader = 1 if self.higher else -1, self.leader
-        return sorted(self.rows, key=lambda row: (row.values[leader] is None, sign * (row.values[leader] or 0.0)))
+        leader, score = self.leader, self.metric.score
+        return sorted(self.rows, key=lambda row: (row.values[leader] is None, score(row.values[leader] or 0.0)))
 
     @property
     def caption(self) -> str:
         """Say what the numbers are, what is best in general, and for how many clients each line is best."""
-        what = "Test accuracy in %" if self.metric == "accuracy" else f"Test {self.metric}"
+        what = f"Test {self.metric.title}{' in %' if self.metric.percent else ''}"
         said = [f"{what} of each client{f', mean over {self.seeds} seeds' if self.seeds > 1 else ''}."]
         if len(self.titles) > 1 and (overall := self.overall[self.leader]) is not None:
             said.append(f"Best in general: {self.titles[self.leader]} ({self.shown(overall)}).")
@@ -75,7 +74,7 @@ class ClientTable:
             }
             for row in self.rows
         ]
-        return {"metric": self.metric, "clients": rows}
+        return {"metric": self.metric.name, "clients": rows}
 
 
 def best_titles(table: ClientTable, row: ClientRow) -> list[str]:
@@ -84,33 +83,27 @@ def best_titles(table: ClientTable, row: ClientRow) -> list[str]:
 
 
 def client_table(summary: Summary) -> ClientTable:
-    """Make the table of clients × lines: accuracies, or losses where there are none."""
-    by_accuracy = any(line.accuracy is not None for line in summary.lines)
-    values = client_accuracies if by_accuracy else _losses
-    of_line = [_by_name(line.results, values) for line in summary.lines]
+    """Make the table of clients × lines: the metric, or the loss where there is none."""
+    metric = summary.metric if any(line.value is not None for line in summary.lines) else LOSS
+    of_line = [_by_name(line.results, metric) for line in summary.lines]
     results = [result for line in summary.lines for result in line.results]
     rows = []
     for name, (train, test) in _samples(results).items():
         if any(name in found for found in of_line):
             own = tuple(found.get(name) for found in of_line)
-            rows.append(ClientRow(name, train, test, own, _best(own, by_accuracy)))
-    overall = tuple(line.accuracy if by_accuracy else line.loss for line in summary.lines)
+            rows.append(ClientRow(name, train, test, own, _best(own, metric)))
+    overall = tuple(line.loss if metric is LOSS else line.value for line in summary.lines)
     titles = tuple(line.title for line in summary.lines)
-    metric, same = "accuracy" if by_accuracy else "loss", len({_totals(result) for result in results}) == 1
+    same = len({_totals(result) for result in results}) == 1
     seeds = len({result.experiment.seed for result in results})
-    return ClientTable(metric, by_accuracy, titles, overall, tuple(rows), seeds, same)
+    return ClientTable(metric, titles, overall, tuple(rows), seeds, same)
 
 
-def _losses(result: RunResult) -> dict[int, float]:
-    """Return each client's test loss in the round that counts."""
-    return {client: test.loss for client, test in result.per_client.items() if test.loss is not None}
-
-
-def _by_name(results: Sequence[RunResult], values: Callable[[RunResult], dict[int, float]]) -> dict[str, float]:
+def _by_name(results: Sequence[RunResult], metric: Metric) -> dict[str, float]:
     """Average each client's result over seeds. By name: with new clients, numbers differ from seed to seed."""
     found: dict[str, list[float]] = {}
     for result in results:
-        for client, value in values(result).items():
+        for client, value in client_values(result, metric).items():
             found.setdefault(result.names[client], []).append(value)
     return {name: fmean(values) for name, values in found.items()}
 
@@ -133,10 +126,10 @@ def _totals(result: RunResult) -> str:
     return str(sorted(zip(result.names, totals, strict=True)))
 
 
-def _best(values: tuple[float | None, ...], higher: bool) -> tuple[bool, ...]:
+def _best(values: tuple[float | None, ...], metric: Metric) -> tuple[bool, ...]:
     """Mark the best values; equals share the place. Rounded, as averaging may leave equals different last bits."""
     known = [round(value, 12) for value in values if value is not None]
     if len(known) < 2:
         return (False,) * len(values)
-    best = max(known) if higher else min(known)
+    best = metric.best(known)
     return tuple(value is not None and round(value, 12) == best for value in values)

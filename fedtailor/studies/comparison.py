@@ -32,6 +32,7 @@ from fedtailor.experiment import (
 )
 from fedtailor.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
 from fedtailor.methods import find_method, method_class
+from fedtailor.metric import AUTO, METRICS
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
@@ -48,6 +49,7 @@ SEEDS = (0, 1, 2)
 # What differs from a single run: a crash costs one round, and no method wins by a lucky last round.
 DEFAULTS: Settings = {"checkpoint_every": 1, "evaluation": {"choose": "last-5"}}
 MOST_RUNS = 10_000
+LARGEST = 1e300  # target
 TUNING = "fine_tune"  # the one setting of the evaluation that lines may differ in: it makes another method of it
 
 
@@ -60,7 +62,7 @@ class Comparison:
     settings: Settings  # of all experiments, complete
     parameters: dict[str, Settings]  # of each method, complete
     grid: dict[str, list[Any]]  # values of settings and parameters
-    target: float | None = None  # the accuracy to which rounds and bytes are counted
+    target: float | None = None  # the value of the metric to which rounds and bytes are counted
     own: dict[str, Settings] = field(default_factory=dict)  # settings of one method in place of those of all
     tuned: str | None = None  # how these were chosen, if by `tune`
 
@@ -107,13 +109,14 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
         check_varied(name, set(), "The settings of one method")
     parameters = {m: find_method(m, given.get(m)).model_dump(exclude_none=True) for m in methods}
     ours = ("methods", "seeds", "grid", "parameters", "settings", "target", "tuned")
-    rest = {n: v for n, v in asked.items() if n not in ours}
-    rest = merged(DEFAULTS, in_sections(rest))
+    rest = in_sections({n: v for n, v in asked.items() if n not in ours})
+    rest = merged({**DEFAULTS, "evaluation": {}} if _patient(rest) else DEFAULTS, rest)
     grid = _grid(asked.get("grid", {}), {parameter for known in fields.values() for parameter in known})
     each = {"lr"} if "optimizer" in grid and "lr" not in rest else set()  # every optimiser has a default of its own
     complete = make_experiment(rest).model_dump(exclude={"method", "seed", "parameters", *each})
     tuned = None if asked.get("tuned") is None else str(asked["tuned"])
-    comparison = Comparison(methods, seeds, complete, parameters, grid, _target(asked.get("target")), own, tuned)
+    target = _target(asked.get("target"), complete["evaluation"]["metric"])
+    comparison = Comparison(methods, seeds, complete, parameters, grid, target, own, tuned)
     if (runs := len(methods) * len(seeds) * prod(map(len, grid.values()))) > MOST_RUNS:
         raise FedtailorError(f"The comparison would have {runs:,} runs, more than {MOST_RUNS:,}: ask for fewer.")
     for experiment in comparison.runs().values():  # every value of the grid is looked at
@@ -131,6 +134,12 @@ def _sections(name: str, given: Any, methods: tuple[str, ...]) -> dict[str, Sett
     return given
 
 
+def _patient(settings: Settings) -> bool:
+    """Find out whether runs may stop early: then the best round on validation data counts, and not the last five."""
+    protocol = settings.get("evaluation")
+    return isinstance(protocol, Mapping) and protocol.get("patience") is not None
+
+
 def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
     """Check that this is a list of different values, and not an empty one."""
     whole = isinstance(values, list) and values and all(type(value) is kind for value in values)
@@ -142,10 +151,14 @@ def _distinct(name: str, values: Any, kind: type) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _target(value: Any) -> float | None:
-    """Check a target accuracy."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1):
-        raise FedtailorError(f"The target accuracy is {shown(value)}, but it must be a number above 0 and at most 1.")
+def _target(value: Any, metric: str) -> float | None:
+    """Check a target. If the metric depends on the data, `Comparing.begin` checks whether a run can reach it."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
+        raise FedtailorError(f"The target is {shown(value)}, but it must be a number, like 0.9 for 90 % accuracy.")
+    if metric in METRICS:
+        METRICS[metric].check_target(value)
     return value
 
 
@@ -242,6 +255,7 @@ class Comparing:
         """Check all runs before the first one begins, and write the question down. `look` is shown each of them."""
         for experiment in todo.values():
             prepared = self._prepared.prepare(experiment)
+            prepared.terms.metric.check_target(self.comparison.target)
             if look:
                 look(prepared)
         make_directory(self.out)
@@ -302,7 +316,7 @@ def read_comparison(path: Path) -> Progress:
         else:
             begun = (directory / "experiment.toml").is_file()
             unfinished[title] = (len(RunDirectory(directory).rounds()) if begun else 0, rounds)
-    summary = summarize(finished, _target(asked.get("target"))) if finished else None
+    summary = summarize(finished, _target(asked.get("target"), AUTO)) if finished else None
     reasons = _reasons(path / RESULT)
     return Progress(summary, unfinished, {title: reasons[title] for title in unfinished if title in reasons})
 

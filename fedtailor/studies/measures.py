@@ -3,15 +3,18 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from fedtailor.metric import Metric
 from fedtailor.result import RunResult
 from fedtailor.server.evaluation import LAST, averages
 from fedtailor.server.records import Averages
 
-Accuracies = dict[int, float]  # by client
+Values = dict[int, float]  # by client
 
 
-def client_accuracies(result: RunResult) -> Accuracies:
-    """Return each client's test accuracy in the round that counts; clients without test samples are left out."""
+def client_values(result: RunResult, metric: Metric | None = None) -> Values:
+    """Return each client's test value of the metric that decides, or of another one, in the round that counts; clients
+    without one, as they have no test samples, are left out."""
+    metric = metric or result.metric
     chosen = result.chosen()
     counted = [record.results for record in result.clients if chosen is not None and record.round == chosen.round]
     if last := LAST.get(result.experiment.evaluation.choose):
@@ -19,21 +22,21 @@ def client_accuracies(result: RunResult) -> Accuracies:
     found: dict[int, list[float]] = {}
     for results in counted:
         for client, measured in results.items():
-            if (accuracy := measured["test"].accuracy) is not None:
-                found.setdefault(client, []).append(accuracy)
+            if (value := metric.of(measured["test"])) is not None:
+                found.setdefault(client, []).append(value)
     return {client: fmean(values) for client, values in sorted(found.items())}
 
 
-def individual_gains(result: RunResult, base: RunResult) -> Accuracies:
-    """Return each client's gain in accuracy over another run on the same clients."""
-    mine, theirs = client_accuracies(result), client_accuracies(base)
-    return {client: accuracy - theirs[client] for client, accuracy in mine.items() if client in theirs}
+def individual_gains(result: RunResult, base: RunResult) -> Values:
+    """Return each client's gain over another run on the same clients: above 0, it is better off."""
+    mine, theirs = client_values(result), client_values(base)
+    return {client: result.metric.gain(value, theirs[client]) for client, value in mine.items() if client in theirs}
 
 
 def samples_per_second(result: RunResult) -> float | None:
     """Count the training samples that went through the local epochs (or steps), per second of all rounds."""
     experiment = result.experiment
-    sizes = [sum(row) for row in result.partition["train"]]
+    sizes = result.partition["n_train"]
     if experiment.steps is not None:
         batches = [size if experiment.batch == "full" else min(size, experiment.batch) for size in sizes]
         passed = [experiment.steps * batch for batch in batches]
@@ -47,7 +50,7 @@ def samples_per_second(result: RunResult) -> float | None:
 def passes(result: RunResult) -> float | None:
     """Count how often a participant computes the gradient of each of its training samples in a round, on average: the
     local epochs, and whatever a method does beside them. None if nobody took part."""
-    sizes = [sum(row) for row in result.partition["train"]]
+    sizes = result.partition["n_train"]
     seen = sum(sizes[c] for record in result.rounds for c in record.participants if c not in record.failed)
     return sum(record.differentiated for record in result.rounds) / seen if seen else None
 
@@ -59,15 +62,15 @@ def until(result: RunResult, target: float) -> tuple[int, int] | None:
     Clients that were never called do not count: some methods adapt a model to their data, others give them one that is
     not trained. So the same clients count for all methods.
     """
-    sent, called, protocol = 0, set[int](), result.experiment.evaluation
+    sent, called, protocol, metric = 0, set[int](), result.experiment.evaluation, result.metric
     for record, clients in zip(result.rounds, result.clients, strict=False):
         sent += record.bytes
         called |= set(record.participants) - set(record.failed)
-        accuracy = record.accuracy
+        value = metric.of(record)
         if protocol.clients == "all" and not clients.results.keys() <= called:
             counted = {client: measured for client, measured in clients.results.items() if client in called}
-            accuracy = averages(counted, protocol.average).accuracy
-        if accuracy is not None and accuracy >= target:
+            value = metric.of(averages(counted, protocol.average, metric))
+        if value is not None and metric.reaches(value, target):
             return record.round, sent
     return None
 
@@ -82,7 +85,7 @@ def wilcoxon(one: Mapping[int, float], other: Mapping[int, float]) -> float | No
     both = sorted(one.keys() & other.keys())
     if not both:
         return None
-    # Rounded, as equal accuracies may differ in the last bit after averaging, and would not be ties.
+    # Rounded, as equal values may differ in the last bit after averaging, and would not be ties.
     differences = [round(one[client] - other[client], 12) for client in both]
     moved = [difference for difference in differences if difference]
     return float(stats.wilcoxon(moved).pvalue) if moved else 1.0
@@ -98,16 +101,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     return corrected
 
 
-def validation_value(record: Averages) -> float | None:
-    """Return what settings are chosen by, more being better: the accuracy on validation data or, where there is none,
-    the negative loss; None if there is neither."""
-    if record.validation_accuracy is not None:
-        return record.validation_accuracy
-    return None if record.validation_loss is None else -record.validation_loss
-
-
-def validation_in_words(value: float | None) -> str:
-    """Write such a value as a table has it: an accuracy in percent, or a loss."""
-    if value is None:
-        return "–"
-    return f"{100 * value:.2f}" if value >= 0 else f"{-value:.4f}"
+def validation_score(record: Averages, metric: Metric) -> float | None:
+    """Return what settings are chosen by, more being better: the metric on validation data, or its negative."""
+    value = metric.validation(record)
+    return None if value is None else metric.score(value)

@@ -67,7 +67,7 @@ def done(path: Path, enough: Enough | None = None) -> RunResult | None:
     if not (path / "experiment.toml").is_file():
         return None
     result, outcome = load(path), RunDirectory(path).outcome()
-    if outcome is not None and outcome.rounds == result.experiment.rounds:
+    if outcome is not None and (outcome.rounds == result.experiment.rounds or outcome.stopped):
         return result
     saved = read_manifest(path / "checkpoint")
     reached = enough is not None and any(map(enough, result.rounds))

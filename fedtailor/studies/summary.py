@@ -1,10 +1,10 @@
 """A summary of comparable runs: a line for each method and choice of settings, over its seeds.
 
-A line has the accuracy, the gain over Local, the cost, and whether it differs from the best by more than chance.
+A line has the metric that decides, the gain over Local, the cost, and whether it differs from the best by more than
+chance.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -13,17 +13,17 @@ from typing import Any
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
+from fedtailor.metric import Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import Plain, failures_in_words, joined_in_words
 from fedtailor.studies.measures import (
-    Accuracies,
-    client_accuracies,
+    Values,
+    client_values,
     holm,
     individual_gains,
     passes,
     samples_per_second,
     until,
-    validation_value,
     wilcoxon,
 )
 
@@ -34,14 +34,20 @@ _COMMON = {*EXECUTION_ONLY, *DATA_SETTINGS, "seed", "observe_every", "method", "
 
 @dataclass(frozen=True)
 class Line:
-    """One method with one choice of settings, over its seeds. Accuracies are shares of 1; None: there is no value."""
+    """One method with one choice of settings, over its seeds. Accuracies are shares of 1; None: there is no value.
+
+    `value`, `worst_decile`, `gain` and what follows from them are of the metric that decides. A gain above 0 is for the
+    better, whatever the metric's direction.
+    """
 
     title: str
     method: str
     settings: Plain  # what differs from line to line
     results: tuple[RunResult, ...]  # one a seed
-    accuracy: float | None  # mean over seeds
-    accuracy_std: float | None  # over seeds, with n - 1; None for one seed
+    value: float | None  # mean over seeds
+    value_std: float | None  # over seeds, with n - 1; None for one seed
+    accuracy: float | None  # the same of the accuracy
+    accuracy_std: float | None
     loss: float | None
     worst_decile: float | None
     rounds_to_target: float | None  # mean over seeds; None if a seed does not reach it
@@ -63,6 +69,11 @@ class Line:
     second: bool = False
 
     @property
+    def metric(self) -> Metric:
+        """The metric that decides."""
+        return self.results[0].metric
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(result.experiment.seed for result in self.results)
 
@@ -78,7 +89,8 @@ class Line:
     def plain(self) -> Plain:
         """All numbers as JSON has them."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
-        return {**own, "seeds": list(self.seeds), "finished": self.finished, "like_best": self.like_best}
+        more = {"metric": self.metric.name, "seeds": list(self.seeds), "finished": self.finished}
+        return {**own, **more, "like_best": self.like_best}
 
 
 @dataclass(frozen=True)
@@ -92,13 +104,20 @@ class Summary:
     tuned: str | None = None  # how the methods' settings were chosen, if by `tune`
 
     @property
+    def metric(self) -> Metric:
+        """The metric that decides."""
+        return self.lines[0].metric
+
+    @property
     def best(self) -> Line | None:
         return next((line for line in self.lines if line.best), None)
 
     def plain(self) -> Plain:
         """All numbers as JSON has them."""
         lines = [line.plain() for line in self.lines]
-        return {"title": self.title, "target": self.target, "base": self.base, "caption": self.caption, "lines": lines}
+        metric = {"metric": self.metric.name, "higher_is_better": self.metric.higher_is_better}
+        about = {"title": self.title, **metric, "target": self.target, "base": self.base, "caption": self.caption}
+        return {**about, "lines": lines}
 
     @cached_property
     def caption(self) -> str:
@@ -112,17 +131,17 @@ class Summary:
 def summarize(results: Sequence[RunResult], target: float | None = None, tuned: str | None = None) -> Summary:
     """Summarize comparable runs, in the order in which their methods and settings first appear.
 
-    The target accuracy, unless given, is that of the worst run, rounded down to a whole percent. `tuned` says how the
-    methods' settings were chosen, if by `tune`.
+    The target, unless given, is what the worst run reaches, rounded to what is no harder (a whole percent). `tuned`
+    says how the methods' settings were chosen, if by `tune`.
     """
     if not results:
         raise FedtailorError("There is no run to make a table of.")
-    if target is not None and not 0 < target <= 1:
-        raise FedtailorError(f"The target accuracy is {target:g}, but it must be above 0 and at most 1.")
+    metric = results[0].metric
+    metric.check_target(target)
     check_comparable(results)
     if target is None:
-        found = [result.accuracy for result in results if result.accuracy is not None]
-        target = math.floor(100 * min(found) + 1e-9) / 100 if found else None
+        worst = metric.worst(result.value for result in results if result.value is not None)
+        target = None if worst is None else metric.easier(worst)
     groups = _groups(results)
     lines = [_line(group, settings, target or None) for group, settings in zip(groups, _varied(groups), strict=True)]
     lines, base = _with_gains(_with_choice(lines))
@@ -157,7 +176,7 @@ def _protocol(result: RunResult) -> Plain:
     """Return the evaluation settings that must agree. Fine-tuning may differ: it makes another method of it, and the
     line's title says so."""
     protocol = result.experiment.evaluation.model_dump(exclude={"fine_tune", "train"})
-    return {f"evaluation.{name}": value for name, value in protocol.items()}
+    return {f"evaluation.{name}": value for name, value in {**protocol, "metric": result.metric.name}.items()}
 
 
 def _refuse_if_different(one: RunResult, other: RunResult, of: Callable[[RunResult], Plain]) -> None:
@@ -221,18 +240,21 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -> Line:
     method = results[0].experiment.method
-    accuracies = [result.accuracy for result in results if result.accuracy is not None]
-    reached = [until(result, target) if target else None for result in results]
+    value, value_std = _over_seeds([result.value for result in results])
+    accuracy, accuracy_std = _over_seeds([result.accuracy for result in results])
+    reached = [until(result, target) if target is not None else None for result in results]
     chosen = [result.chosen() for result in results]
     return Line(
         title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in settings.items())]),
         method=method,
         settings=settings,
         results=tuple(results),
-        accuracy=fmean(accuracies) if accuracies else None,
-        accuracy_std=stdev(accuracies) if len(accuracies) > 1 else None,
+        value=value,
+        value_std=value_std,
+        accuracy=accuracy,
+        accuracy_std=accuracy_std,
         loss=_mean(record.loss if record else None for record in chosen),
-        worst_decile=_mean(record.accuracy_worst_decile if record else None for record in chosen),
+        worst_decile=_mean(record.worst_decile if record else None for record in chosen),
         rounds_to_target=_mean(pair and pair[0] for pair in reached),
         bytes_to_target=_mean(pair and pair[1] for pair in reached),
         passes=_mean(passes(result) for result in results),
@@ -240,8 +262,14 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         bytes=fmean(sum(record.bytes for record in result.rounds) for result in results),
         failed=fmean(len(result.failures) for result in results),
         failed_always=fmean(sum(f == n for f, n in result.failures.values()) for result in results),
-        validation=_mean(validation_value(record) if record else None for record in chosen),
+        validation=_mean(results[0].metric.validation(record) if record else None for record in chosen),
     )
+
+
+def _over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Compute the mean and the standard deviation (with n - 1) over the seeds that have a value."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found else None, stdev(found) if len(found) > 1 else None
 
 
 def _plain_value(value: Any) -> str:
@@ -257,7 +285,8 @@ def _with_choice(lines: list[Line]) -> list[Line]:
     chosen = dict[str, bool]()
     for group in groups.values():
         if len(group) > 1 and all(line.validation is not None for line in group):
-            best = max(group, key=lambda line: line.validation or 0.0)
+            found = [line.validation or 0.0 for line in group]
+            best = group[found.index(group[0].metric.worst_first(found)[-1])]
             chosen |= {line.title: line is best for line in group}
     return [replace(line, chosen=chosen.get(line.title)) for line in lines]
 
@@ -265,13 +294,12 @@ def _with_choice(lines: list[Line]) -> list[Line]:
 def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
     """Add the gain of every line over the best line of Local on the same seeds, and return the title of that. If there
     are several, the best is the one on validation data, where there are any."""
-    local = [
-        line for line in lines if line.method == "local" and line.accuracy is not None and line.chosen is not False
-    ]
+    local = [line for line in lines if line.method == "local" and line.value is not None and line.chosen is not False]
     if not local:
         return lines, None
     validated = all(line.validation is not None for line in local)
-    base = max(local, key=lambda line: (line.validation if validated else line.accuracy) or 0.0)
+    found = [(line.validation if validated else line.value) or 0.0 for line in local]
+    base = local[found.index(local[0].metric.worst_first(found)[-1])]
     of_seed = {result.experiment.seed: result for result in base.results}
     return [_gained(line, of_seed) if line is not base else line for line in lines], base.title
 
@@ -292,14 +320,15 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
 
 
 def _ranked(lines: list[Line]) -> list[Line]:
-    """Mark the best line and the second, by mean accuracy; equals share a place. Lines that were not chosen on
+    """Mark the best line and the second, by the mean of the metric; equals share a place. Lines that were not chosen on
     validation data have none."""
-    places = sorted({line.accuracy for line in lines if line.accuracy is not None and line.chosen is not False})
+    ranked = {line.value for line in lines if line.value is not None and line.chosen is not False}
+    places = lines[0].metric.worst_first(ranked)
     if len(lines) < 2 or not places:
         return lines
     first, second = places[-1], places[-2] if len(places) > 1 else None
     return [
-        replace(line, best=line.accuracy == first, second=second is not None and line.accuracy == second)
+        replace(line, best=line.value == first, second=second is not None and line.value == second)
         if line.chosen is not False
         else line
         for line in lines
@@ -324,15 +353,15 @@ def _with_significance(lines: list[Line]) -> list[Line]:
     return [replace(line, p=corrected.get(place)) for place, line in enumerate(lines)]
 
 
-def _paired(one: Line, other: Line) -> tuple[Accuracies, Accuracies]:
-    """Average each client's accuracy in two lines over the seeds that both have."""
-    theirs = {result.experiment.seed: client_accuracies(result) for result in other.results}
+def _paired(one: Line, other: Line) -> tuple[Values, Values]:
+    """Average each client's value in two lines over the seeds that both have."""
+    theirs = {result.experiment.seed: client_values(result) for result in other.results}
     pairs: dict[int, list[tuple[float, float]]] = {}
     for result in one.results:
-        accuracies = theirs.get(result.experiment.seed, {})
-        for client, accuracy in client_accuracies(result).items():
-            if client in accuracies:
-                pairs.setdefault(client, []).append((accuracy, accuracies[client]))
+        values = theirs.get(result.experiment.seed, {})
+        for client, value in client_values(result).items():
+            if client in values:
+                pairs.setdefault(client, []).append((value, values[client]))
     first = {client: fmean(a for a, _ in both) for client, both in pairs.items()}
     return first, {client: fmean(b for _, b in both) for client, both in pairs.items()}
 
@@ -356,7 +385,7 @@ def _sentences(summary: Summary) -> Iterable[str]:
     lines = summary.lines
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
-    yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words()
+    yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
     if summary.tuned is not None:
         yield f"Settings chosen on validation data ({summary.tuned})."
     if any(line.chosen for line in lines):
@@ -370,6 +399,7 @@ def _sentences(summary: Summary) -> Iterable[str]:
         yield f"Not finished: {'; '.join(unfinished)}."
     if came := joined_in_words(lines[0].results[0].partition["joined"]):
         yield f"{came}."
+    yield from _about_early_stops(summary)
     clients = len(lines[0].results[0].names)
     said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
     if failed := [f"{title}: {words}" for title, words in said if words]:
@@ -390,11 +420,29 @@ def _sentences(summary: Summary) -> Iterable[str]:
         partly = protocols[0].clients == "all" and any(
             result.experiment.participation != "all" for line in lines for result in line.results
         )
-        whose = "mean accuracy of the clients called so far" if partly else "accuracy"
-        yield f"Rounds and bytes until the {whose} is {100 * summary.target:g} %, mean over seeds{slowest}."
+        metric = summary.metric
+        whose = f"mean {metric.title} of the clients called so far" if partly else metric.title
+        yield f"Rounds and bytes until the {whose} is {target_text(summary)}, mean over seeds{slowest}."
     if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     yield from _about_the_test(summary)
+
+
+def target_text(summary: Summary) -> str:
+    """Format the target: 90 %, or "at most 55" where lower is better."""
+    metric, target = summary.metric, summary.target or 0.0
+    return f"{100 * target:g} %" if metric.percent else f"{'' if metric.higher_is_better else 'at most '}{target:g}"
+
+
+def _about_early_stops(summary: Summary) -> Iterable[str]:
+    patience = summary.lines[0].results[0].experiment.evaluation.patience
+    rounds = [len(result.rounds) for line in summary.lines for result in line.results if result.stopped]
+    if rounds:
+        runs = sum(len(line.results) for line in summary.lines)
+        yield (
+            f"{len(rounds)} of {runs} runs stopped early, after {min(rounds)} to {max(rounds)} rounds: no better "
+            f"validation {summary.metric.title} in {patience} evaluated rounds."
+        )
 
 
 def _about_the_test(summary: Summary) -> Iterable[str]:
@@ -402,9 +450,10 @@ def _about_the_test(summary: Summary) -> Iterable[str]:
     if best is None or not tested:
         return
     clients = min(len(_paired(line, best)[0]) for line in tested)
+    whose = f"their {summary.metric.title} averaged over seeds"
     yield (
-        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} clients (their accuracy averaged "
-        f"over seeds) against {best.title}, corrected by Holm for {len(tested)} "
+        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} clients ({whose}) against "
+        f"{best.title}, corrected by Holm for {len(tested)} "
         f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
     )
     if len(tested) * 2 / 2**clients >= LEVEL:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fedtailor.errors import FedtailorError
 from fedtailor.files import Count
+from fedtailor.metric import ACCURACY, Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import Record
 
@@ -43,6 +44,7 @@ class Tuned:
     method: str
     trials: tuple[Trial, ...]
     results: tuple[RunResult, ...] = ()
+    metric: Metric = ACCURACY
 
     @property
     def chosen(self) -> Trial | None:
@@ -57,13 +59,17 @@ class Tuned:
 
     @property
     def validation(self) -> float | None:
-        """The chosen settings' value on validation data."""
-        return self.chosen.value if self.chosen else None
+        """The metric of the chosen settings on validation data."""
+        return self._value(self.chosen)
 
     @property
     def before(self) -> float | None:
-        """The value of the settings that tuning began with."""
-        return self.trials[0].value if self.trials else None
+        """The metric of the settings that tuning began with."""
+        return self._value(self.trials[0]) if self.trials else None
+
+    def _value(self, trial: Trial | None) -> float | None:
+        """A trial's value has the sign that makes more of it better."""
+        return None if trial is None or trial.value is None else self.metric.score(trial.value)
 
     def count(self, state: str) -> int:
         return sum(trial.state == state for trial in self.trials)

@@ -29,12 +29,13 @@ from fedtailor.experiment import (
 from fedtailor.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import find_method, method_class
+from fedtailor.metric import ACCURACY
 from fedtailor.runs import OnRound, OnStart, run_prepared
 from fedtailor.server.evaluation import chosen_round
 from fedtailor.simulation import Objects, Prepared, Simulation
 from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
-from fedtailor.studies.measures import validation_value
+from fedtailor.studies.measures import validation_score
 from fedtailor.studies.proposing import check_installed, propose
 from fedtailor.studies.ranges import check_only, search_ranges
 from fedtailor.studies.runner import PreparedRuns, perform, run_name
@@ -63,6 +64,7 @@ class Tuner:
         check_only(only or (), self.ranges)
         self._check_ends()
         self._prepared = {seed: PreparedRuns(objects) for seed in comparison.seeds}
+        self.metric = ACCURACY  # until the data are known
         self._check_directory()
         self.trials = {method: self._recorded(method) for method in comparison.methods}
 
@@ -119,6 +121,7 @@ class Tuner:
             for method in self.comparison.methods:
                 prepared = self._prepared[seed].prepare(self._experiment(method, seed, {}))
                 _check_validation(prepared)
+                self.metric = prepared.terms.metric
                 if look:
                     look(prepared)
         if self.out is not None:
@@ -159,7 +162,7 @@ class Tuner:
 
     def tuned(self, method: str) -> Tuned:
         """Return the trials that a method has so far."""
-        return Tuned(method, tuple(self.trials[method]))
+        return Tuned(method, tuple(self.trials[method]), metric=self.metric)
 
     def _trial(
         self,
@@ -265,6 +268,8 @@ def _check_question(comparison: Comparison, ranges: Mapping[str, str]) -> None:
         )
     if not comparison.settings["evaluation"]["every"]:
         raise FedtailorError("Tuning needs rounds that are evaluated: give --evaluate-every 1.")
+    if comparison.settings["evaluation"]["patience"] is not None:
+        raise FedtailorError("Trials are ended by a rule of their own: leave --patience out, and set it for the runs.")
     if not comparison.settings["validation"]:
         raise FedtailorError("Settings are chosen on validation data, and there are none: give --validation 0.1.")
     known = {name for method in comparison.methods for name in method_class(method).model_fields}
@@ -291,7 +296,8 @@ def _values(runs: Sequence[Simulation], stack: ExitStack) -> Iterator[tuple[int,
     would have if they ended with it."""
     rounds = [stack.enter_context(closing(run.run())) for run in runs]
     for records in zip(*rounds, strict=True):
-        counted = [chosen_round(run.loop.rounds, run.experiment.evaluation.choose) for run in runs]
-        found = [validation_value(record) for record in counted if record is not None]
+        metric = runs[0].terms.metric
+        counted = [chosen_round(run.loop.rounds, run.experiment.evaluation.choose, metric) for run in runs]
+        found = [validation_score(record, metric) for record in counted if record is not None]
         evaluated = all(record.evaluated for record in records) and len(found) == len(runs)
         yield records[0].round, fmean(v for v in found if v is not None) if evaluated and None not in found else None

@@ -194,7 +194,7 @@ class TestRun:
         settings = settings_of("one")
         required = {name for name, field in Experiment.model_fields.items() if field.get_default() is not None}
         assert required - {"parameters"} <= settings.keys()
-        assert settings["evaluation"].keys() == Evaluation.model_fields.keys()
+        assert settings["evaluation"].keys() == Evaluation.model_fields.keys() - {"patience"}  # which is not set
         assert settings["parameters"] == {"lam": Ditto().lam}
         done(call("run", "one/experiment.toml", "--out", "two"))
         assert numbers(rounds_of("one")) == numbers(rounds_of("two"))
@@ -623,7 +623,8 @@ class TestHelp:
     def test_options_are_not_cut_on_a_page_of_80_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         names = [name for name in Experiment.model_fields if name not in ("method", "parameters", "evaluation")]
-        names += [name if name in ("fine_tune", "choose") else f"evaluate_{name}" for name in Evaluation.model_fields]
+        short = ("fine_tune", "choose", "metric", "patience")
+        names += [name if name in short else f"evaluate_{name}" for name in Evaluation.model_fields]
         text = done(call("run", "--help"))
         flags = ["--" + name.replace("_", "-") for name in names]
         assert [flag for flag in flags if not re.search(rf"^│ {flag}[ ,]", text, re.MULTILINE)] == []

@@ -60,10 +60,31 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         load("organamnist", tmp_path)
 
 
-def test_many_labels_per_sample_are_refused(tmp_path: Path) -> None:
-    contents = arrays("published") | {"train_labels": np.zeros((6, 14), dtype=np.uint8)}
+def test_several_labels_per_sample(tmp_path: Path) -> None:
+    contents = arrays("published")
+    for part in ("train", "val", "test"):
+        contents[f"{part}_labels"] = np.eye(14, dtype=np.uint8)[: len(contents[f"{part}_labels"])]
+    np.savez(tmp_path / "chestmnist.npz", **contents)
+    data = load("chestmnist", tmp_path)
+    assert data.targets == "labels"
+    assert data.y.shape == (12, 14)
+    assert data.classes[:2] == ("atelectasis", "cardiomegaly")
+    assert data.y[1].tolist() == [0, 1, *[0] * 12]
     np.savez(tmp_path / "organamnist.npz", **contents)
-    with pytest.raises(FedtailorError, match="one class number per sample"):
+    with pytest.raises(FedtailorError, match=r"have shape \(12, 14\) for 11 classes: give a 0 or 1 for each"):
+        load("organamnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.zeros((6, 14), dtype=np.uint8), "differ in their number of labels"),
+        (np.full((6, 2), 3), "or several labels"),
+    ],
+)
+def test_labels_that_are_neither_classes_nor_several_are_refused(labels: np.ndarray, said: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "organamnist.npz", **arrays("published") | {"train_labels": labels})
+    with pytest.raises(FedtailorError, match=said):
         load("organamnist", tmp_path)
 
 

@@ -393,7 +393,7 @@ class TestFormats:
     def test_what_nobody_has_is_no_column(self, tmp_path: Path) -> None:
         made = summarize([made_up(tmp_path / "a", "ditto", [[None, None]])])
         head = markdown(made).splitlines()[2]
-        assert head == "| method | loss | bytes in all | samples/s |"
+        assert head == "| method | loss | rounds to at most 1 | bytes to at most 1 | bytes in all | samples/s |"
         assert "| ditto | 1.0000 |" in markdown(made)
 
 

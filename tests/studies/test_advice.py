@@ -65,7 +65,7 @@ def test_feature_skew_is_the_share_of_variance_that_goes_with_the_client() -> No
 
 def candidate(title: str, *accuracies: float, rounds: int = 8) -> Candidate:
     found = dict(enumerate(accuracies))
-    return Candidate(title, make_experiment({}), rounds=rounds, accuracy=found, n_samples=dict.fromkeys(found, 1000))
+    return Candidate(title, make_experiment({}), rounds=rounds, values=found, n_samples=dict.fromkeys(found, 1000))
 
 
 def test_the_simplest_that_nothing_beats_is_chosen() -> None:
@@ -109,13 +109,13 @@ def test_the_race_halves_and_keeps_the_global_model_and_its_best_rival() -> None
             self.rounds = rounds
 
     quality = {GLOBAL: 0.1, "a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6, "e": 0.5, "f": 0.4, "g": 0.3}
-    field = [Fake(title, make_experiment({}), seconds=1.0, accuracy={0: value}) for title, value in quality.items()]
+    field = [Fake(title, make_experiment({}), seconds=1.0, values={0: value}) for title, value in quality.items()]
     ranked = _race(field, 160.0, lambda *_: None)  # 8 seconds for a round of all
     assert {rounds for _, rounds in advanced} == {8, 16, 32}
     assert [title for title, rounds in advanced if rounds == 16] == ["a", "b", "c", "d", GLOBAL]
     assert [title for title, rounds in advanced if rounds == 32] == ["a", "b", "c", GLOBAL]
     assert [c.title for c in ranked][:5] == ["a", "b", "c", GLOBAL, "d"]
-    two = [Fake(title, make_experiment({}), seconds=1.0, accuracy={0: a}) for title, a in ((GLOBAL, 0.9), ("a", 0.8))]
+    two = [Fake(title, make_experiment({}), seconds=1.0, values={0: a}) for title, a in ((GLOBAL, 0.9), ("a", 0.8))]
     assert len({c.rounds for c in _race(two, 160.0, lambda *_: None)}) == 1  # or there would be nothing to test
 
 
@@ -124,10 +124,10 @@ def test_the_race_halves_and_keeps_the_global_model_and_its_best_rival() -> None
 
 def of_hits(title: str, *hits: list[int] | np.ndarray) -> Candidate:
     """A candidate that has these validation samples right, client by client."""
-    each = {client: np.array(of_client, dtype=bool) for client, of_client in enumerate(hits)}
+    each = {client: np.array(of_client, dtype=float) for client, of_client in enumerate(hits)}
     accuracy = {client: float(of_client.mean()) for client, of_client in each.items()}
     counts = {client: len(of_client) for client, of_client in each.items()}
-    return Candidate(title, make_experiment({}), rounds=8, accuracy=accuracy, n_samples=counts, hits=each)
+    return Candidate(title, make_experiment({}), rounds=8, values=accuracy, n_samples=counts, parts=each)
 
 
 def drawn(rng: np.random.Generator, sizes: list[int], gain: float, loss: float) -> tuple[Candidate, Candidate]:
@@ -145,14 +145,14 @@ def drawn(rng: np.random.Generator, sizes: list[int], gain: float, loss: float) 
 
 def by_enumeration(one: Candidate, base: Candidate) -> float:
     """The p-value from all signs of all samples that differ, and clients' means computed anew for each."""
-    pairs = [(i, int(a), int(b)) for i in one.hits for a, b in zip(one.hits[i], base.hits[i], strict=True)]
+    pairs = [(i, int(a), int(b)) for i in one.parts for a, b in zip(one.parts[i], base.parts[i], strict=True)]
     differing = [(i, a - b) for i, a, b in pairs if a != b]
 
     def gain(signs: tuple[int, ...]) -> float:
-        of_client = dict.fromkeys(one.hits, 0.0)
+        of_client = dict.fromkeys(one.parts, 0.0)
         for sign, (i, difference) in zip(signs, differing, strict=True):
             of_client[i] += sign * difference
-        return fmean(total / len(one.hits[i]) for i, total in of_client.items())
+        return fmean(total / len(one.parts[i]) for i, total in of_client.items())
 
     observed = abs(gain((1,) * len(differing)))
     every = [abs(gain(signs)) >= observed - 1e-9 for signs in product((1, -1), repeat=len(differing))]
@@ -163,7 +163,7 @@ def test_the_parts_of_a_difference_add_up_to_the_gain_that_is_shown() -> None:
     one, base = drawn(np.random.default_rng(0), [7, 20, 100], 0.2, 0.1)
     assert _differences(one, base).sum() == pytest.approx(one.mean - base.mean, abs=1e-12)
     assert len(_differences(one, base)) == 127
-    one.hits.clear()  # as with many clients
+    one.parts.clear()  # as with many clients
     assert _differences(one, base).sum() == pytest.approx(one.mean - base.mean, abs=1e-12)
     assert len(_differences(one, base)) == 3
 
@@ -231,7 +231,7 @@ def test_what_the_samples_cannot_tell_is_not_decided() -> None:
     alone = _decide([one, base])
     assert (alone.chosen, alone.best) == ("ditto", "ditto")
     assert alone.p == pytest.approx(22 / 1024, abs=0.005)
-    rivals = [of_hits(title, *one.hits.values()) for title in ("fedrep", "apfl")]
+    rivals = [of_hits(title, *one.parts.values()) for title in ("fedrep", "apfl")]
     decision = _decide([one, *rivals, base])  # of three candidates, the best may be so good by chance
     assert decision.chosen is None
     assert decision.p == pytest.approx(66 / 1024, abs=0.01)
@@ -256,11 +256,11 @@ def test_the_samples_that_are_right_are_those_of_the_recorded_accuracy() -> None
     settings = {**SMALL, "clients": 4, "partition": "classes:2", "model": "mlp:16"}
     own = {"labels": "own", "partition": "dirichlet:0.1", "lr": 0.001}  # heads with outputs that do not count
     for experiment in (make_experiment(settings), make_experiment({**settings, **own})):
-        looked_at = [c for c in advise(experiment, 0.01, shortlist).candidates if c.hits]
+        looked_at = [c for c in advise(experiment, 0.01, shortlist).candidates if c.parts]
         assert len(looked_at) > 1
         for of_race in looked_at:
-            assert {i: float(hits.mean()) for i, hits in of_race.hits.items()} == of_race.accuracy
-            assert {i: len(hits) for i, hits in of_race.hits.items()} == of_race.n_samples
+            assert {i: float(hits.mean()) for i, hits in of_race.parts.items()} == of_race.values
+            assert {i: len(hits) for i, hits in of_race.parts.items()} == of_race.n_samples
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,22 @@ def test_advice_on_clients_that_are_objects() -> None:
     assert advice.decided == (advice.chosen is not None)
 
 
-def test_numbers_are_no_classes() -> None:
-    data = federate(Dataset("r", torch.zeros(40, 2), torch.zeros(40), ()), partition="iid", clients=2)
-    with pytest.raises(ft.FedtailorError, match="needs classes"):
-        measure_skew(data, 0)
+def test_the_skew_of_numbers_is_the_share_of_their_variance_between_clients() -> None:
+    constant = federate(Dataset("r", torch.zeros(40, 2), torch.zeros(40), ()), partition="iid", clients=2)
+    assert measure_skew(constant, 0).label == 0.0
+    owner = torch.arange(40) % 2
+    y = 3.0 * owner + torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(10)  # variance 9/4 between clients, 1 within
+    apart = Dataset("r", torch.zeros(40, 2), y, (), client=owner, client_names=("a", "b"))
+    found = measure_skew(federate(apart, partition="natural", test=0, validation=0), 0)
+    assert found.label == pytest.approx(2.25 / 3.25)
+    assert found.label_by_chance < 0.2
+    assert found.targets == "numbers"
+
+
+def test_the_skew_of_several_labels_is_the_mean_distance_of_their_shares() -> None:
+    owner = torch.arange(40) % 2
+    y = torch.stack([owner.float(), torch.ones(40), (torch.arange(40) % 4 < 2).float()], dim=1)
+    data = Dataset("m", torch.zeros(40, 2), y, ("a", "b", "c"), client=owner, client_names=("a", "b"))
+    found = measure_skew(federate(data, partition="natural", test=0, validation=0), 0)
+    assert found.label == pytest.approx(0.5 / 3)  # the first label is one client's alone
+    assert found.targets == "labels"
