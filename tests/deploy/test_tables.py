@@ -95,6 +95,15 @@ def test_arrays_have_the_raw_columns_in_their_order(run: ft.RunResult, file: Pat
             ft.predict(file, other)
 
 
+def test_a_feature_may_be_called_like_a_label_or_a_client(tmp_path: Path) -> None:
+    rows = [{**row, "class": row["ward"], "client": row["income"]} for row in patients(("north", "south"), 40)]
+    names = ["age", "class", "client", "diagnosis", "hospital"]
+    write(tmp_path / "own.csv", rows, names)
+    (file, _) = ft.export(ft.run("fedavg", data=tmp_path / "own.csv", **SETTINGS), to=tmp_path)
+    wanted = ft.predict(file, columns(rows, *names))
+    assert torch.equal(ft.predict(file, columns(rows, "client", "class", "age")).outputs, wanted.outputs)
+
+
 def test_values_that_training_did_not_have_are_said(file: Path) -> None:
     strange = {**columns(NEW, *RAW), "ward": ["tent"] * 3 + ["icu"] * 37}
     with pytest.warns(UserWarning, match=r"'ward' have values that training did not have \(3 cells: tent\)"):
