@@ -60,8 +60,7 @@ class LoRALinear(nn.Linear):
 
     @staticmethod
     def adapt(layer: nn.Linear, lora: LoRA) -> None:
-        """Give a layer an adapter, in place: it stays the object that the network knows."""
-        layer.requires_grad_(False)
+        """Give a frozen layer an adapter, in place: it stays the object that the network knows."""
         layer.__class__ = LoRALinear
         assert isinstance(layer, LoRALinear)
         layer.scale = lora.alpha / lora.rank

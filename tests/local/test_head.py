@@ -109,6 +109,31 @@ def test_a_layer_counts_at_its_last_use() -> None:
     assert find_head(Tied(), 2, TOKENS) == ["embedding", "decoder"]  # whose weight the decoder uses, after `middle`
 
 
+class Twice(nn.Module):
+    """A matrix that is used first and last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer, self.inner = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.outer.weight @ (self.inner.weight @ (self.outer.weight @ x.T))).T
+
+
+def test_the_first_use_of_a_layer_does_not_count() -> None:
+    assert find_head(Twice(), 1, ROWS) == ["outer"]
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.left(x) + self.right(x)
+        return out
+
+
 class Wide(nn.Module):
     """Two layers side by side."""
 
@@ -124,6 +149,8 @@ class Wide(nn.Module):
 def test_outputs_of_layers_side_by_side_are_told() -> None:
     with pytest.warns(UserWarning, match=r"side by side: deep is taken for the head, and wide does not lead there"):
         assert find_head(Wide(), 1, ROWS) == ["deep"]
+    with pytest.warns(UserWarning, match="side by side: right is taken for the head, and left does not lead there"):
+        assert find_head(Sum(), 1, ROWS) == ["right"]
     assert find_head(Wide(), "wide,deep", ROWS) == ["wide", "deep"]  # whoever names it, means it
     residual = nn.Sequential(nn.Linear(4, 4), Residual(nn.Linear(4, 4)))
     assert find_head(residual, 1, ROWS) == ["1.inner"]  # what goes around it also leads there

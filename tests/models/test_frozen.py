@@ -94,7 +94,8 @@ def test_the_user_is_told_that_nothing_is_shared() -> None:
 def test_other_seeds_leave_frozen_layers_alone() -> None:
     module = Backbone()
     module.classifier.weight.requires_grad_(False)  # beside a bias that is trained
-    network = assemble(module, 1, torch.rand(2, 64), frozen="encoder.0").network()
+    module.encoder[1].running_mean.normal_()
+    network = assemble(module, 1, torch.rand(2, 64), frozen="encoder.0,encoder.1").network()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     other = network.initialised(3)
     after = network.state_dict(other)
