@@ -10,7 +10,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,10 @@ are FedAvg's). So a pass over all training samples beside the local epochs is 0.
 HEADER = """\
 | method | paper | shared | each client's own | leaves a client | down | up | both | work | limits |
 | --- | --- | --- | --- | --- | --: | --: | --: | --: | --- |
+"""
+REFUSALS = """
+Every method trains with any [optimiser, schedule, clipping, label smoothing and class weights](training.md), but:
+
 """
 
 
@@ -115,7 +119,7 @@ def page() -> str:
     costs = {name: measure(name) for name in methods}
     average = costs["fedavg"]
     rows = (row(method, costs[name], average.passed) for name, method in methods.items())
-    return INTRODUCTION.format(size=average.size) + HEADER + "".join(rows)
+    return INTRODUCTION.format(size=average.size) + HEADER + "".join(rows) + REFUSALS + "".join(refusals(methods))
 
 
 def row(method: Method, cost: Cost, average: float) -> str:
@@ -133,6 +137,14 @@ def row(method: Method, cost: Cost, average: float) -> str:
         limits(kind),
     ]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def refusals(methods: Mapping[str, Method]) -> Iterator[str]:
+    """List the settings of local training that methods refuse, and why."""
+    for name, method in methods.items():
+        for reason in dict.fromkeys(method.refuses.values()):
+            settings = [f"`{setting}`" for setting, why in method.refuses.items() if why == reason]
+            yield f"- `{name}` refuses {' and '.join(settings)}: {reason}.\n"
 
 
 def page_of(kind: type[Method]) -> str:

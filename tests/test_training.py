@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment, parse_toml, write_toml
+from fedtailor.local.chain import chain_of
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.simulation import Objects, Prepared, prepare
@@ -263,6 +264,9 @@ def test_autocast_computes_passes_in_bfloat16_and_keeps_single_precision(method:
 
 
 def test_autocast_is_the_same_on_every_engine_and_uses_no_chain() -> None:
+    for autocast in (False, True):
+        made = prepared(autocast=autocast)
+        assert (chain_of(made.network, made.network.module, made.data.x) is None) == autocast
     runs = [
         ft.run("fedavg", **{**SMALL, "engine": engine}, autocast=True, workers=2)
         for engine in ("in-process", "processes")

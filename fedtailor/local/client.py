@@ -195,7 +195,9 @@ class Client:
         """
         chosen = self.optimizer if lr is None else replace(self.optimizer, lr=lr)
         theta, factor = theta.clone(), chosen.factor if self._factor is None else self._factor
-        gradient = gradient.clone() if chosen.clip is None else self.layout.without_buffers(gradient.clone())
+        if chosen.weight_decay or chosen.clip:  # only then is it overwritten
+            gradient = gradient.clone()
+        gradient = self.layout.without_buffers(gradient) if chosen.clip else gradient
         optimizer_step(theta, gradient, self.moments(name, theta, chosen), chosen, factor)
         return self.layout.copy_buffers(theta, self.network.vector)
 

@@ -24,7 +24,7 @@ class PFedMe(Method):
 
     The defaults are ours and flatter it; the authors have λ = 15, η = 0.005, a personal rate of 0.09 and K = 5.
 
-    New clients: K steps towards the prox point around w, on all their training samples.
+    New clients: K steps towards the prox point around w, on all their training samples (no momentum, no weight decay).
     """
 
     name: ClassVar[str] = "pfedme"
