@@ -9,6 +9,7 @@ import torch
 # the four papers compare with.
 SLOW = (
     "tests/cli/",
+    "tests/data/test_large.py",
     "tests/data/test_real.py",
     "tests/data/test_foreign_files.py",
     "tests/deploy/",
@@ -16,6 +17,7 @@ SLOW = (
     "tests/local/test_device.py",
     "tests/local/test_isolation.py",
     "tests/methods/",
+    "tests/models/",
     "tests/reporting/",
     "tests/server/test_interruptions.py",
     "tests/server/test_run_directories.py",

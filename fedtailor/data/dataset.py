@@ -139,7 +139,7 @@ def check_samples(name: str, x: Inputs, alone: bool = True) -> None:
         return
     if kind.dtype not in (torch.float32, torch.float64):
         raise FedtailorError(
-            f"The features of {name!r} are {kind.dtype}: give float32, float64 or int64 features or uint8 images."
+            f"The features of {name!r} are {kind.dtype}: give int64, float32 or float64 features or uint8 images."
         )
     pieces = [tensors(piece)[0] for piece in x.split(PIECE)]
     bad = torch.cat([(~torch.isfinite(piece)).reshape(len(piece), -1).any(1) for piece in pieces])

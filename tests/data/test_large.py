@@ -16,7 +16,7 @@ from tests.data.large import Array, Items, in_folder, lists, samples
 from tests.helpers import numbers
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch": 8, "lr": 0.05, "on_failure": "stop"}
-KINDS = [("images", "lenet"), ("colour", "lenet"), ("floats", "mlp:5"), ("tokens", "gru:4"), ("tokens", "mlp:5")]
+KINDS = [("images", "lenet"), ("colour", "mlp:5"), ("floats", "mlp:5"), ("tokens", "gru:4"), ("tokens", "mlp:5")]
 
 
 def assert_same(one: ft.RunResult, other: ft.RunResult) -> None:
