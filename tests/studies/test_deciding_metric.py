@@ -22,7 +22,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.reporting.tables import comma_separated, markdown
 from fedtailor.server.records import RoundRecord
-from fedtailor.studies.advice import GLOBAL, Candidate, _decide
+from fedtailor.studies.advice import GLOBAL, Candidate, _decide, _differences
 from fedtailor.studies.measures import client_values, individual_gains, until
 from fedtailor.studies.summary import Summary, summarize
 
@@ -102,6 +102,20 @@ class TestARegression:
         place = next(place for place, value in enumerate(values) if value <= target)
         assert until(result, target) == (place + 1, sum(record.bytes for record in result.rounds[: place + 1]))
         assert until(result, min(values) / 2) is None
+
+    def test_a_target_counts_the_clients_that_were_called(self) -> None:
+        result = regression("ditto", participation=3)
+        called: set[int] = set()
+        means = []
+        for record, clients in zip(result.rounds, result.clients, strict=True):
+            called |= set(record.participants)
+            means.append(np.mean([clients.results[client]["test"].rmse for client in called]))
+        assert len(called) < 11
+        target = min(means)
+        assert min(record.rmse for record in result.rounds) > target  # with the others it is not reached
+        reached = until(result, target)
+        assert reached is not None
+        assert reached[0] == 1 + int(np.argmin(means))
 
     def test_a_gain_is_a_fall(self) -> None:
         mine, alone = regression("fedavg"), regression("local")
@@ -226,6 +240,8 @@ class TestAdvice:
         assert advice.by_samples == by_samples
         base = next(candidate for candidate in advice.candidates if candidate.title == GLOBAL)
         assert advice.gain == pytest.approx(base.mean - next(c.mean for c in advice.candidates if c is not base))
+        rival = next(candidate for candidate in advice.candidates if candidate is not base)
+        assert _differences(rival, base).sum() == pytest.approx(advice.gain)
         if by_samples:
             parts = advice.candidates[0].parts
             assert {client: errors.mean() for client, errors in parts.items()} == pytest.approx(
