@@ -72,8 +72,8 @@ class TestClosedForm:
         found = tune_quadratic(lr=0.1, ranges={"lr": "0.1|1.2"}, trials=6)["fedavg"]
         assert found.settings == {"lr": 1.2}
         assert {trial.settings["lr"] for trial in found.trials} == {0.1, 1.2}
-        assert found.before == pytest.approx(-loss_after(0.1, ROUNDS), rel=1e-9)
-        assert found.validation == pytest.approx(-loss_after(1.2, ROUNDS), rel=1e-9)
+        assert found.before == pytest.approx(loss_after(0.1, ROUNDS), rel=1e-9)
+        assert found.validation == pytest.approx(loss_after(1.2, ROUNDS), rel=1e-9)
 
     def test_every_trial_has_the_value_that_follows_from_its_rate(self) -> None:
         found = tune_quadratic(lr=0.1, trials=14)["fedavg"]
