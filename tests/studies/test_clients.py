@@ -10,6 +10,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.api import Table
+from fedtailor.metric import LOSS
 from fedtailor.reporting.clients import clients_csv, clients_html, rich_clients
 from fedtailor.reporting.page import html, prepare
 from fedtailor.reporting.runs import read_runs
@@ -71,7 +72,7 @@ def test_where_there_is_no_accuracy_the_loss_counts(tmp_path: Path) -> None:
         measured = {str(c): {"test": {"accuracy": None, "loss": loss}} for c, loss in enumerate(losses)}
         rewrite(result.path / "clients.jsonl", results=measured)
     table = client_table(summarize([ft.load(tmp_path / name) for name in ("local", "ditto")]))
-    assert (table.metric, table.higher) == ("loss", False)
+    assert table.metric == LOSS
     assert [row.values for row in table.rows] == [(1.0, 3.0), (2.0, 0.5)]
     assert [row.best for row in table.rows] == [(True, False), (False, True)]
     assert "Test loss of each client." in table.caption

@@ -361,7 +361,7 @@ class TestOutcome:
             ft.compare(["local"], seeds=[0], tune=2, out=tmp_path / "a", **SMALL)
 
     def test_objects_are_not_recorded(self, tmp_path: Path) -> None:
-        with pytest.raises(FedtailorError, match="needs names for data, model and loss"):
+        with pytest.raises(FedtailorError, match="needs names for data, model, loss and metric"):
             tune_quadratic(out=tmp_path / "a")
 
     def test_without_optuna_it_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
