@@ -20,7 +20,7 @@ from fedtailor.methods.ditto import Ditto
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport import Transport
-from tests.cli.calling import Answer, Call, contents, done
+from tests.cli.calling import Answer, Call, contents, done, refusal
 from tests.helpers import files
 
 SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
@@ -673,3 +673,33 @@ def test_a_run_begins_with_body_head_and_what_leaves_a_client(call: Call) -> Non
     assert "\nfedper: a client uploads body (mean by samples): 13,000 numbers, 52 kB a round.\n" in compared
     whole = call("run", "fedper", *SMALL, "--head", "2").setup
     assert "Network mlp: body empty, 0 numbers; head 1 (Linear), 3 (Linear), 15,010 numbers.\n" in whole
+
+
+def test_show_says_it_again_and_imports_nothing(call: Call) -> None:
+    lines = ["from torch import nn", "print('imported')", "def make(num_classes):"]
+    body = "    return nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64) for _ in range(5)), nn.Linear(64, num_classes))"
+    write("tests_cli_deep.py", "\n".join([*lines, body, ""]))
+    ran = call("run", "fedper", *SMALL, "--model", "tests_cli_deep:make", "--lora", "2", "--out", "here")
+    assert ran.out.startswith("imported\n")
+    said = ran.out.removeprefix("imported\n")[: -len("Recorded in here\n")]
+    shown = call("show", "here")
+    assert shown.setup == (
+        "Network tests_cli_deep:make: body 5 layers, 1 (LoRALinear), …, 5 (LoRALinear), 1,280 numbers; head 6 "
+        "(Linear), 650 numbers; frozen 5 layers, 1 (LoRALinear), …, 5 (LoRALinear), 20,800 numbers.\n"
+        "LoRA: rank 2, alpha 2, in 5 layers: 1 … 5.\n"
+        "fedper: a client uploads body (mean by samples): 1,280 numbers, 5.12 kB a round.\n"
+    )
+    assert said.startswith(shown.setup)
+    assert "imported" not in shown.out
+    Path("here/network.json").unlink()  # as in a run of an older version
+    assert call("show", "here").setup == ""
+
+
+def test_models_shows_the_layers_of_one(call: Call) -> None:
+    said = done(call("models", "mlp:9", "--clients", 3, "--frozen", "1"))
+    rows = [line.split() for line in said.splitlines()]
+    assert ["3", "Linear", "head", "100"] in rows
+    assert ["1", "Linear", "frozen", "585"] in rows
+    found = json.loads(done(call("models", "logistic", "--json")))
+    assert found["layers"] == [{"name": "1", "kind": "Linear", "part": "head", "numbers": 650}]
+    assert "name one, as in `fedtailor models lenet`" in refusal(call, "models", "--lora", "8")
