@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from pydantic import ValidationError
 
 from fedtailor.data import Dataset
-from fedtailor.errors import FedtailorError, shown, unknown
+from fedtailor.errors import FedtailorError, shown, unknown, warn
 from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
 from fedtailor.imports import object_name
 from fedtailor.local.isolation import isolated
@@ -88,7 +88,10 @@ def run_experiment(
 ) -> RunResult:
     """Run a complete experiment."""
     with isolated():
-        return run_prepared(experiment, prepare(experiment, objects or Objects()), out, on_round, on_start)
+        prepared = prepare(experiment, objects or Objects())
+        for doubt in prepared.assembled.doubts:  # the command line has them among the lines before a run
+            warn(doubt)
+        return run_prepared(experiment, prepared, out, on_round, on_start)
 
 
 def run_prepared(

@@ -703,3 +703,14 @@ def test_models_shows_the_layers_of_one(call: Call) -> None:
     found = json.loads(done(call("models", "logistic", "--json")))
     assert found["layers"] == [{"name": "1", "kind": "Linear", "part": "head", "numbers": 650}]
     assert "name one, as in `fedtailor models lenet`" in refusal(call, "models", "--lora", "8")
+
+
+def test_a_head_in_doubt_is_told_once(call: Call) -> None:
+    lines = ["from torch import nn", "class Sum(nn.Module):", "    def __init__(self, in_features, num_classes):"]
+    lines += ["        super().__init__()", "        self.one, self.two = nn.Linear(64, 10), nn.Linear(64, 10)"]
+    lines += ["    def forward(self, x):", "        return self.one(x.flatten(1)) + self.two(x.flatten(1))", ""]
+    write("tests_cli_sum.py", "\n".join(lines))
+    words = ("fedavg", "fedper", *SMALL, "--model", "tests_cli_sum:Sum")
+    for answer in (call("run", *words), call("compare", *words, "--seeds", "0,1", "--out", "compared")):
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.setup.count("side by side: two is taken for the head, and one does not lead there") == 1
