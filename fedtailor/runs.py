@@ -96,7 +96,7 @@ def run_experiment(
     """Run a complete experiment."""
     with isolated():
         prepared = prepare(experiment, objects or Objects())
-        for note in prepared.data.notes:
+        for note in (*prepared.data.notes, *prepared.assembled.doubts):  # the command line says them before a run
             warn(note)
         return run_prepared(experiment, prepared, out, on_round, on_start)
 

@@ -123,7 +123,7 @@ class Prepared:
     def setup(self) -> Setup:
         """The layers of the network, and what a client uploads in round 1."""
         experiment, done = self.experiment, self.assembled
-        notes = [f"Weights: {done.loaded}."] if done.loaded else []
+        notes = [*done.doubts, *([f"Weights: {done.loaded}."] if done.loaded else [])]
         if done.lora:
             notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
         return describe_setup(

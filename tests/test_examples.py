@@ -48,3 +48,18 @@ def test_the_readmes_method_is_the_one_in_the_catalogue() -> None:
     bare = re.sub(r" -> (None|Message|Tensor):", ":", bare)
     for line in shown[1].splitlines()[2:]:
         assert line in bare
+
+
+def test_the_page_on_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-own-network.md").read_text(), re.DOTALL):
+        exec(code, names)
+    assert isinstance(names["model"], torch.nn.Module)
+
+
+def test_the_backbone_is_what_the_page_says() -> None:
+    settings = {"clients": 4, "max_train": 5, "steps": 1, "rounds": 1, "engine": "in-process", "evaluate_every": 0}
+    result = ft.run("fedavg", model="examples.backbone:Backbone", lora=8, **settings)
+    assert result.rounds[-1].bytes_up == 4 * 4 * 338_762
+    assert sum(tensor.numel() for tensor in result.personal(0).values()) == 10_657_930

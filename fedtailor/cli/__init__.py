@@ -39,7 +39,7 @@ COMMANDS = {
     "reproduce": ("reproducing", "Reproduce a table or figure of a paper: our numbers beside theirs."),
     "methods": ("catalogues", "List the methods: what each does, its parameters, and what leaves a client."),
     "data": ("catalogues", "List the data sets; with a NAME, show how it is partitioned among clients."),
-    "models": ("catalogues", "List the networks."),
+    "models": ("catalogues", "List the networks; with a NAME, show its layers on a data set."),
 }
 STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 

@@ -85,7 +85,9 @@ def models(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the networks; with a NAME or module:Class, show its layers on a data set.
+    """List the networks; with a NAME, show its layers on a data set.
+
+    NAME may be module:Class.
 
     [bold]Examples[/]
 

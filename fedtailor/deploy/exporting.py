@@ -160,6 +160,13 @@ class Source:
         """The run's network in plain PyTorch, without adapters."""
         return plain(self.terms.network.module)
 
+    @cached_property
+    def _lines(self) -> tuple[str | None, tuple[str, str]]:
+        """The network in one line of plain PyTorch, if it is that simple; what to import, and what makes it."""
+        if layers := expression(self.module):
+            return layers, ("from torch import nn", layers)
+        return None, import_lines(self.result.experiment.model, self.shape, self.data.n_outputs, self.tokens)
+
     def personal_model(self, client: int) -> tuple[Tensor, Quality]:
         """Return the model that a client predicts with, and its quality.
 
@@ -213,12 +220,7 @@ class Source:
         experiment, terms, data = self.result.experiment, self.terms, data or self.data
         counted = None if client is None else Site(client, data.client(client), terms).n_outputs
         counted = data.n_outputs if counted is None else counted
-        layers = expression(self.module)
-        importing, made = (
-            ("from torch import nn", layers)
-            if layers
-            else import_lines(experiment.model, self.shape, data.n_outputs, self.tokens)
-        )
+        layers, (importing, made) = self._lines
         table = data.preprocessing_of(client)
         notes = ["  # its inputs are the features that `table` describes"] if table else []
         notes += [f"  # the first {counted} outputs count"] if counted < data.n_outputs else []

@@ -5,7 +5,7 @@ layers that a forward pass uses, in whatever order they are registered.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from fedtailor.errors import FedtailorError, listed, warn
 from fedtailor.local.flow import Flow, trace
 from fedtailor.local.inputs import Held
 
+Say = Callable[[str], None]
 Layers = dict[str, list[tuple[nn.Module, str, Tensor]]]  # of each layer: owner, attribute and tensor
 
 
@@ -88,8 +89,8 @@ def freeze_body(module: nn.Module, head: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def find_head(module: nn.Module, head: int | str, example: Held | None = None) -> list[str]:
-    """List the layers of the head, in the order of registration.
+def find_head(module: nn.Module, head: int | str, example: Held | None = None, say: Say = warn) -> list[str]:
+    """List the layers of the head, in the order of registration, and `say` if they are in doubt.
 
     `head` is a number, of the last layers with trained parameters that a forward pass of the `example` uses (without
     one, of the last that are registered), or the names of submodules (comma-separated).
@@ -102,7 +103,7 @@ def find_head(module: nn.Module, head: int | str, example: Held | None = None) -
         raise FedtailorError(f"The head cannot have {head} layers: the network has {len(names)}.")
     if example is None or head in (0, len(names)):
         return names[len(names) - head :]
-    last = set(_last(module, names, head, example))
+    last = set(_last(module, names, head, example, say))
     return [name for name in names if name in last]
 
 
@@ -113,10 +114,10 @@ def _named(names: list[str], wanted: list[str]) -> list[str]:
     return [name for name in names if within(name, wanted)]
 
 
-def _last(module: nn.Module, names: list[str], head: int, example: Held) -> list[str]:
+def _last(module: nn.Module, names: list[str], head: int, example: Held, say: Say) -> list[str]:
     """Choose the last layers by the flow of data. The network's own parameters, outside of any layer, come first, and
     so do layers of which the outputs do not depend."""
-    flow = _flow(module, example)
+    flow = _flow(module, example, say)
     if flow is None:
         return names[len(names) - head :]
     used = sorted((name for name in names if name and name in flow.last), key=lambda name: flow.last[name])
@@ -124,14 +125,14 @@ def _last(module: nn.Module, names: list[str], head: int, example: Held) -> list
     chosen = order[len(order) - head :]
     behind = set(chosen).union(*(flow.before.get(name, ()) for name in chosen))
     if beside := [name for name in used if name not in behind]:
-        warn(
+        say(
             f"The outputs come from layers side by side: {listed(chosen)} is taken for the head, and {listed(beside)} "
             "does not lead there; name another with --head."
         )
     return chosen
 
 
-def _flow(module: nn.Module, example: Held) -> Flow | None:
+def _flow(module: nn.Module, example: Held, say: Say) -> Flow | None:
     """Trace a copy of the network. One that fails on the samples is refused by whoever calls it next."""
     traced = copied(module)
     owners = {id(t): name for name, tensors in layers_of(traced).items() for _, _, t in tensors}
@@ -140,6 +141,6 @@ def _flow(module: nn.Module, example: Held) -> Flow | None:
     except Exception:  # whatever a foreign network raises
         return None
     if not flow.last:
-        warn("The flow of data cannot be traced in this network: the head is its last registered layers; name it.")
+        say("The flow of data cannot be traced in this network: the head is its last registered layers; name it.")
         return None
     return flow

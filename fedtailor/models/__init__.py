@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -95,7 +94,6 @@ def wants_tokens(model: ModelLike) -> bool:
     return info is None or info.samples == "sequences"
 
 
-@lru_cache(maxsize=8)
 def import_lines(name: str, shape: Shape, classes: int, tokens: int | None = None) -> tuple[str, str]:
     """Write the line that imports the network of this name, and the expression that builds it."""
     module, _, attribute = name.partition(":")
@@ -104,8 +102,11 @@ def import_lines(name: str, shape: Shape, classes: int, tokens: int | None = Non
         return "from fedtailor.models import build_model", f"build_model({name!r}, {shape}, {classes}, 0{more})"
     if module in ("object", "__main__"):
         return "...", f"{attribute}(...)"  # nobody else knows where it is
-    with torch.random.fork_rng(devices=[]):
-        _, call = build_own(import_object(name, "model"), shape, classes, tokens, 0)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            _, call = build_own(import_object(name, "model"), shape, classes, tokens, 0)
+    except FedtailorError:  # it was made elsewhere than in this module, or cannot be made again
+        call = "(...)"
     return f"from {module} import {attribute.partition('.')[0]}", f"{attribute}{call}"
 
 

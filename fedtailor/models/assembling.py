@@ -23,6 +23,7 @@ class Assembled:
     loaded: Loaded | None = None
     lora: LoRA | None = None
     adapted: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # what the user should know, in sentences
 
     def network(self) -> Network:
         """Make the vector view of a copy."""
@@ -45,7 +46,8 @@ def assemble(
     parts = [part.strip() for part in (frozen or "").split(",") if part.strip()]
     freeze(module, [part for part in parts if part != "body"])
     _trained(module)
-    names = find_head(module, head, example)
+    doubts: list[str] = []
+    names = find_head(module, head, example, doubts.append)
     loaded = load_weights(module, weights, names) if weights is not None else None
     adapters, adapted = None, list[str]()
     if lora is not None:
@@ -54,11 +56,12 @@ def assemble(
         adapters = LoRA.parse(lora)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(seed, "adapters"))
-            adapted = add_adapters(module, adapters, names, example)
+            adapted = add_adapters(module, adapters, names, example, doubts.append)
     elif "body" in parts:
         freeze_body(module, names)
     trained = _trained(module)
-    return Assembled(module, [name for name in names if name in trained], loaded, adapters, tuple(adapted))
+    head_names = [name for name in names if name in trained]
+    return Assembled(module, head_names, loaded, adapters, tuple(adapted), tuple(doubts))
 
 
 def _trained(module: nn.Module) -> list[str]:

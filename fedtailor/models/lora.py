@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedtailor.errors import FedtailorError, listed, shown, warn
 from fedtailor.local.inputs import Held, apply
-from fedtailor.local.layers import copied, freeze_body, within
+from fedtailor.local.layers import Say, copied, freeze_body, within
 
 MOST_RANK = 10_000
 
@@ -86,7 +86,7 @@ class LoRALinear(nn.Linear):
             destination[prefix + "bias"] = self.bias.detach()
 
 
-def add_adapters(module: nn.Module, lora: LoRA, head: Sequence[str], example: Held) -> list[str]:
+def add_adapters(module: nn.Module, lora: LoRA, head: Sequence[str], example: Held, say: Say = warn) -> list[str]:
     """Give linear layers outside the head adapters, and freeze all else there; return the names of these layers.
 
     Frozen layers get none, nor do those that the network does not call: `nn.MultiheadAttention` uses the weights of its
@@ -105,7 +105,7 @@ def add_adapters(module: nn.Module, lora: LoRA, head: Sequence[str], example: He
     }
     called = _called(module, list(chosen), example)
     if skipped := [*(name for name in chosen if name not in called), *_packed(module, lora.layers)]:
-        warn(f"These projections get no adapters, as the network uses their weights without them: {listed(skipped)}.")
+        say(f"These projections get no adapters, as the network uses their weights without them: {listed(skipped)}.")
     if not called:
         raise FedtailorError(
             "There is no nn.Linear to adapt outside the head: name other layers in lora, or leave it out."

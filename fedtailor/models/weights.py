@@ -4,7 +4,7 @@ What fits by name and shape is loaded. The head may be of another size, or missi
 Everything else that does not fit is refused by its name: a body that is pretrained in part is seldom meant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -45,6 +45,7 @@ def load_weights(module: nn.Module, file: str, head: Sequence[str]) -> Loaded:
             fitting = _fitting(path, state, shapes, head)
             for name in fitting:
                 state[name].copy_(tensors.get_tensor(name))
+        names = _aliases(state, fitting)
         with path.open("rb") as content:
             checksum = file_digest(content, "sha256").hexdigest()
     except FedtailorError:
@@ -53,7 +54,13 @@ def load_weights(module: nn.Module, file: str, head: Sequence[str]) -> Loaded:
         raise FedtailorError(f"The weights {path} cannot be read: {error.strerror or error}.") from None
     except Exception:  # a damaged file can make its parser raise anything
         raise FedtailorError(f"The weights {path} are no safetensors file, or a damaged one: make it anew.") from None
-    return Loaded(file, checksum, tuple(fitting), tuple(name for name in state if name not in fitting))
+    return Loaded(file, checksum, tuple(names), tuple(name for name in state if name not in names))
+
+
+def _aliases(state: dict[str, Tensor], names: Collection[str]) -> list[str]:
+    """List all names of these tensors: a shared one has several, and files often have but one of them."""
+    there = {id(state[name]) for name in names if name in state}
+    return [name for name, tensor in state.items() if id(tensor) in there]
 
 
 def _checked(path: Path) -> Path:
@@ -78,7 +85,8 @@ def _fitting(
             f"The weights {path} have {shown(unknown[0])}, which the network does not ({len(unknown)} of "
             f"{len(shapes)} such names): its own begin with {listed(list(state)[:3])}; rename or remove them."
         )
-    if missing := [name for name in state if name not in shapes and not own[name] and not name.endswith(OPTIONAL)]:
+    given = _aliases(state, shapes)
+    if missing := [name for name in state if name not in given and not own[name] and not name.endswith(OPTIONAL)]:
         raise FedtailorError(
             f"The weights {path} lack {missing[0]!r} of the network's body ({len(missing)} such names): add them, or "
             "name new layers as the head."

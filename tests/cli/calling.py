@@ -47,7 +47,9 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
             code = exit.code
         assert code is None or isinstance(code, int)
         out, err = capsys.readouterr()
-        setup = re.match(r"(Network .+; head .+\.\n)?(\S+: a client uploads .+\.\n)*", out)
+        setup = re.match(
+            r"(Network .+; head .+\.\n)?((The|These|Weights:|LoRA:) .+\.\n)*(\S+: a client uploads .+\.\n)*", out
+        )
         assert setup is not None
         return Answer(code or 0, out[setup.end() :], err, setup[0])
 

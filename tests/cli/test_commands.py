@@ -706,3 +706,44 @@ class TestAddClient:
         assert "There is no file x.npz" in refusal(call, *words, "x.npz")
         assert "The run has a client 'Bonn' already" in refusal(call, *words, "Bonn=more.npz")
         assert "The run has a client 'Bonn' already" in refusal(call, *words, "Bonn")
+
+
+def test_show_says_it_again_and_imports_nothing(call: Call) -> None:
+    lines = ["from torch import nn", "print('imported')", "def make(num_classes):"]
+    body = "    return nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64) for _ in range(5)), nn.Linear(64, num_classes))"
+    write("tests_cli_deep.py", "\n".join([*lines, body, ""]))
+    ran = call("run", "fedper", *SMALL, "--model", "tests_cli_deep:make", "--lora", "2", "--out", "here")
+    assert ran.out.startswith("imported\n")
+    said = ran.out.removeprefix("imported\n")[: -len("Recorded in here\n")]
+    shown = call("show", "here")
+    assert shown.setup == (
+        "Network tests_cli_deep:make: body 5 layers, 1 (LoRALinear), …, 5 (LoRALinear), 1,280 numbers; head 6 "
+        "(Linear), 650 numbers; frozen 5 layers, 1 (LoRALinear), …, 5 (LoRALinear), 20,800 numbers.\n"
+        "LoRA: rank 2, alpha 2, in 5 layers: 1 … 5.\n"
+        "fedper: a client uploads body (mean by samples): 1,280 numbers, 5.12 kB a round.\n"
+    )
+    assert said.startswith(shown.setup)
+    assert "imported" not in shown.out
+    Path("here/network.json").unlink()  # as in a run of an older version
+    assert call("show", "here").setup == ""
+
+
+def test_models_shows_the_layers_of_one(call: Call) -> None:
+    said = done(call("models", "mlp:9", "--clients", 3, "--frozen", "1"))
+    rows = [line.split() for line in said.splitlines()]
+    assert ["3", "Linear", "head", "100"] in rows
+    assert ["1", "Linear", "frozen", "585"] in rows
+    found = json.loads(done(call("models", "logistic", "--json")))
+    assert found["layers"] == [{"name": "1", "kind": "Linear", "part": "head", "numbers": 650}]
+    assert "name one, as in `fedtailor models lenet`" in refusal(call, "models", "--lora", "8")
+
+
+def test_a_head_in_doubt_is_told_once(call: Call) -> None:
+    lines = ["from torch import nn", "class Sum(nn.Module):", "    def __init__(self, in_features, num_classes):"]
+    lines += ["        super().__init__()", "        self.one, self.two = nn.Linear(64, 10), nn.Linear(64, 10)"]
+    lines += ["    def forward(self, x):", "        return self.one(x.flatten(1)) + self.two(x.flatten(1))", ""]
+    write("tests_cli_sum.py", "\n".join(lines))
+    words = ("fedavg", "fedper", *SMALL, "--model", "tests_cli_sum:Sum")
+    for answer in (call("run", *words), call("compare", *words, "--seeds", "0,1", "--out", "compared")):
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.setup.count("side by side: two is taken for the head, and one does not lead there") == 1

@@ -202,7 +202,6 @@ class Packed(nn.Module):
         return out
 
 
-@pytest.mark.filterwarnings("ignore:These projections get no adapters")
 def test_adapters_count_in_evaluation_too() -> None:
     network = adapted(Packed())
     assert list(network.layout.layers) == ["encoder.linear1", "encoder.linear2", "classifier"]
@@ -216,8 +215,13 @@ def test_adapters_count_in_evaluation_too() -> None:
 
 
 def test_packed_projections_are_told() -> None:
-    with pytest.warns(UserWarning, match="These projections get no adapters, .* without them: encoder.self_attn"):
-        adapted(Packed())
+    said = "These projections get no adapters, as the network uses their weights without them: encoder.self_attn."
+    assert assemble(Packed(), 1, X[:2], lora=3).doubts == (said,)
+    with pytest.warns(UserWarning, match="These projections get no adapters") as told:
+        result = ft.run("fedavg", data=three_clients(), model=Packed, lora=3, **SMALL)
+    assert len(told) == 1
+    assert result.setup is not None
+    assert result.setup.lines()[1] == said
 
 
 class Shared(nn.Module):

@@ -154,3 +154,28 @@ def test_weights_are_in_every_precision(tmp_path: Path) -> None:
     module = Backbone()
     ready = prepared(saved(tmp_path / "w.safetensors", module), dtype="float64")
     assert_same(ready.network.state_dict(), copy.deepcopy(module).double().state_dict())
+
+
+class Tied(nn.Module):
+    """A weight with two names, of which a file has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.two(torch.relu(self.one(x))))
+        return out
+
+
+@pytest.mark.parametrize("left_out", ["one.weight", "two.weight"])
+def test_a_shared_weight_may_be_under_one_of_its_names(tmp_path: Path, left_out: str) -> None:
+    module = Tied()
+    file = saved(tmp_path / "w.safetensors", module, **{left_out: None})
+    made = assemble(Tied(), 1, torch.rand(2, 64), weights=file)
+    assert_same(dict(made.module.state_dict()), dict(module.state_dict()))
+    assert made.loaded is not None
+    assert made.loaded.left == ()
+    network = made.network()
+    assert torch.equal(network.initialised(3), network.vector)
