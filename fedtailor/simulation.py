@@ -7,7 +7,7 @@ import copy
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +261,7 @@ class Simulation:
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
-            terms.metric,
+            replace(terms.metric),
         )
 
     def start(self) -> None:
