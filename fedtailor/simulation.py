@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,7 @@ class Simulation:
             Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
             Counter(join.after for join in data.joined for _ in join.clients),
-            terms.metric,
+            replace(terms.metric),
         )
 
     def start(self) -> None:

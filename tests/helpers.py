@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.experiment import deciding_settings, make_experiment, write_toml
 from fedtailor.files import seal, unseal
+from fedtailor.messages import Metrics
 from fedtailor.method import Uploads
 from fedtailor.models import CATALOGUE
 from fedtailor.server.records import ClientsRecord, RoundRecord
@@ -97,6 +99,11 @@ def make_simulation(method: str, **settings: Any) -> Simulation:
 def numbers(records: Iterable[RoundRecord | ClientsRecord]) -> list[dict[str, Any]]:
     """Records as JSON has them, without their times."""
     return [{name: value for name, value in record.plain().items() if name != "seconds"} for record in records]
+
+
+def defined(metrics: Metrics) -> dict[str, float]:
+    """The metrics that are defined."""
+    return {name: value for name, value in asdict(metrics).items() if value is not None}
 
 
 def rewrite(path: Path, **changes: Any) -> None:

@@ -50,7 +50,7 @@ def random_sides(client: Ints, strata: Ints, clients: int, test: float, validati
 
 def strata_of(dataset: Dataset, units: Ints, first: Ints, stratify: bool) -> Ints:
     """Return the class of each unit: for a group the one that most of its samples have. Without classes all are 0."""
-    if not (stratify and dataset.classes and dataset.y.ndim == 1):
+    if not stratify or dataset.targets != "classes":
         return np.zeros_like(first)
     labels: Ints = dataset.y.numpy()
     if dataset.group is None:

@@ -169,7 +169,7 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
 
 
 def _values(result: RunResult, metric: Metric) -> dict[int, float]:
-    if metric is not result.metric:
+    if metric != result.metric:
         found = {client: metric.of(test) for client, test in result.per_client.items()}
         return {client: value for client, value in found.items() if value is not None}
     return {client: (100 if metric.percent else 1) * value for client, value in client_values(result).items()}

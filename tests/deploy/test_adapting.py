@@ -1,7 +1,6 @@
 """Clients that never took part: the method's own model for them, epoch by epoch, beside one from scratch."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.data import federate, load
-from fedtailor.messages import Metrics
-from tests.helpers import digits, files
+from tests.helpers import defined, digits, files
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -25,10 +23,6 @@ SMALL: dict[str, Any] = {
     "engine": "in-process",
     "seed": 2,
 }
-
-
-def defined(metrics: Metrics) -> dict[str, float]:
-    return {name: value for name, value in asdict(metrics).items() if value is not None}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "pfedmb", "ifca", "fedbabu"])

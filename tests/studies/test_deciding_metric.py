@@ -20,6 +20,8 @@ from sklearn.metrics import f1_score, root_mean_squared_error
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.reporting import figures
+from fedtailor.reporting.marks import Bars, styles
 from fedtailor.reporting.tables import comma_separated, markdown
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.advice import GLOBAL, Candidate, _decide, _differences
@@ -370,6 +372,19 @@ def test_an_older_run_is_read_by_the_accuracy_that_it_has(tmp_path: Path) -> Non
     assert (record.std, record.worst_decile) == (0.25, 0.125)
     newer = {**plain, "accuracy_std": 0.25, "std": None, "worst_decile": 3.0}
     assert RoundRecord.from_json(json.dumps(newer).encode()).std is None
+
+
+def test_figures_of_runs_that_are_read_have_every_client_in_percent(tmp_path: Path) -> None:
+    """Each run has a metric of its own then, which is the same by its value alone."""
+    for method in ("local", "fedavg"):
+        ft.run(method, clients=5, rounds=2, model="mlp:8", engine="in-process", out=tmp_path / method)
+    read = summarize([ft.load(tmp_path / "local"), ft.load(tmp_path / "fedavg")])
+    figure = figures.clients(read, styles([(one.title, one.method) for one in read.lines]))
+    assert figure is not None
+    for panel, one in zip(figure.panels, read.lines, strict=True):
+        bars = panel.marks[0]
+        assert isinstance(bars, Bars)
+        assert sorted(bars.y) == pytest.approx(sorted(100 * value for value in client_values(one.results[0]).values()))
 
 
 def test_accuracies_decide_as_before() -> None:
