@@ -58,7 +58,7 @@ def test_tables_may_stand_for_arrays() -> None:
     assert same[0] == same[1]
 
 
-@pytest.mark.parametrize("data", [X, torch.zeros(3, 2), {"a": 1}, {1, 2}, object(), (n for n in range(3))])
+@pytest.mark.parametrize("data", [X, torch.zeros(3, 2), {1, 2}, object(), (n for n in range(3))])
 def test_data_that_are_no_list(data: Any) -> None:
     with pytest.raises(ft.FedtailorError, match=f"The data are a {type(data).__name__}, not a list of clients"):
         ft.run("fedavg", data=data, **SMALL)

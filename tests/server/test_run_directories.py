@@ -379,7 +379,7 @@ EDITS = {
     "method": '"ditto"', "lr": "0.2", "seed": "1", "epochs": "2", "momentum": "0.5", "weight_decay": "0.1",
     "batch": "20", "participation": '"1"', "clients": "3", "test": "0.3", "validation": "0.2", "model": '"mlp:5"',
     "head": "2", "loss": '"mse"', "rounds": "4", "dtype": '"float64"', "drop_last": "true", "observe_every": "2",
-    "max_train": "10", "split": '"official"', "pixels": '"signed"', "mu": "0.2", "fine_tune": "1",
+    "max_train": "10", "stratify": "false", "pixels": '"signed"', "mu": "0.2", "fine_tune": "1",
     "choose": '"best-test"',
 }  # fmt: skip
 
@@ -407,6 +407,13 @@ def test_a_setting_that_is_removed_is_named_too(half: Path) -> None:
     file = half / "experiment.toml"
     file.write_text(file.read_text().replace("max_train = 20\n", ""))
     with pytest.raises(ft.FedtailorError, match="max_train is not set, but the run was made with 20"):
+        ft.resume(half)
+
+
+def test_a_setting_that_is_added_is_named_too(half: Path) -> None:
+    file = half / "experiment.toml"
+    file.write_text(f'split = "official"\n{file.read_text()}')
+    with pytest.raises(ft.FedtailorError, match="split is official, but the run was made with not set"):
         ft.resume(half)
 
 
