@@ -25,6 +25,7 @@ from fedtailor.local.metrics import outputs, sample_scores
 from fedtailor.local.streams import numpy_stream
 from fedtailor.metric import ACCURACY, ON_ONE_SCALE, Metric, Targets
 from fedtailor.simulation import Objects, Prepared, Simulation, partition_data, prepare
+from fedtailor.studies.advised import sentences
 from fedtailor.studies.measures import Values, holm
 
 GLOBAL, TUNED, ALONE = "fedavg", "fedavg, fine-tuned", "local"
@@ -143,6 +144,9 @@ class Advice:
     p: float  # the p-value of this gain, corrected
     interval: tuple[float, float]  # the 95 % confidence interval of this gain
     seconds: float
+
+    def __str__(self) -> str:
+        return "\n".join(sentences(self))
 
     @property
     def decided(self) -> bool:
