@@ -48,7 +48,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert code is None or isinstance(code, int)
         out, err = capsys.readouterr()
         setup = re.match(
-            r"(Network .+; head .+\.\n)?((The|These|Weights:|LoRA:) .+\.\n)*(\S+: a client uploads .+\.\n)*", out
+            r"(Network .+; head .+\.\n((The|These|Weights:|LoRA:) .+\.\n)*)?(\S+: a client uploads .+\.\n)*", out
         )
         assert setup is not None
         return Answer(code or 0, out[setup.end() :], err, setup[0])
