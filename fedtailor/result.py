@@ -158,6 +158,15 @@ class RunResult:
         results = (r.results for r in self._client_records() if record is not None and r.round == record.round)
         return {client: measured["test"] for client, measured in next(results, {}).items()}
 
+    @property
+    def known_for(self) -> str:
+        """Say for how many clients the metric is defined (an AUC needs samples of two classes), if not for all."""
+        measured = [metrics for metrics in self.per_client.values() if metrics.n_samples]
+        known = sum(self.metric.of(metrics) is not None for metrics in measured)
+        if known in (0, len(measured)):
+            return ""
+        return f"The {self.metric.title} is defined for {known} of {len(measured)} clients with test samples."
+
     @cached_property
     def partition(self) -> Plain:
         """Every client's name and its samples by class and split, with a checksum of the samples."""

@@ -17,7 +17,10 @@ from fedtailor.version import __version__
 COMMANDS = {
     "run": ("running", "Run one method, or several side by side on the same clients."),
     "resume": ("running", "Continue an interrupted run from its last checkpoint."),
-    "show": ("running", "Show the result of a run: its metrics, its rounds, its clients."),
+    "show": (
+        "running",
+        "Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished.",
+    ),
     "advise": ("advising", "Recommend a method for these clients, or none, after a short race between several."),
     "compare": (
         "comparing",

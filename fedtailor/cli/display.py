@@ -134,6 +134,8 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
 
     metric = results[0].metric
     yield results[0].experiment.evaluation.in_words(metric)
+    if known := results[0].known_for:
+        yield known
     if came := joined_in_words(results[0].partition["joined"]):
         yield f"{came}."
     for result in results:

@@ -386,6 +386,8 @@ def _sentences(summary: Summary) -> Iterable[str]:
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
     yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
+    if known := lines[0].results[0].known_for:
+        yield known
     if summary.tuned is not None:
         yield f"Settings chosen on validation data ({summary.tuned})."
     if any(line.chosen for line in lines):

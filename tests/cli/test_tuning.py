@@ -99,7 +99,7 @@ class TestCompare:
         for method in ("fedavg", "ditto"):
             best = max(trials(f"a/tuning/trials/{method}.json"), key=lambda trial: trial["values"]["3"])
             chosen = ", ".join(f"{name}={value:g}" for name, value in best["settings"].items())
-            assert f"{method}: {chosen} ({100 * best['values']['3']:.2f} on validation data, " in text
+            assert f"{method}: {chosen} (accuracy {100 * best['values']['3']:.2f} % on validation data, " in text
         assert "trials: 3 done, 0 pruned, 0 failed)" in text
         said = "Settings chosen on validation data (3 trials a method, seed 0)."
         assert said in " ".join(text.split())

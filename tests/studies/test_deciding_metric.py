@@ -398,3 +398,14 @@ def test_accuracies_decide_as_before() -> None:
     assert by_auc.value == by_auc.rounds[-1].auc
     assert by_auc.rounds[-1].std != by_auc.rounds[-1].accuracy_std
     assert all(a.round + 1 == b.round for a, b in pairwise(by_auc.rounds))
+
+
+def test_the_caption_says_for_how_many_clients_the_metric_is_defined() -> None:
+    x = torch.linspace(-1, 1, 40)[:, None]
+    both, one = (x > 0).long().flatten(), torch.zeros(40, dtype=torch.int64)
+    result = ft.run("fedavg", data={"both": (x, both), "one": (x, one)}, rounds=1, metric="auc", engine="in-process")
+    assert [result.per_client[client].auc is None for client in (0, 1)] == [False, True]
+    assert result.known_for == "The AUC is defined for 1 of 2 clients with test samples."
+    assert result.known_for in summarize([result]).caption
+    by_accuracy = ft.run("fedavg", data={"both": (x, both), "one": (x, one)}, rounds=1, engine="in-process")
+    assert by_accuracy.known_for == ""
