@@ -1,6 +1,5 @@
 """Integer inputs, and several inputs of a sample."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -190,15 +189,3 @@ def test_a_method_that_writes_into_one_of_several_inputs_is_found_out() -> None:
 
     with pytest.raises(ft.FedtailorError, match="wrote into the inputs of its samples"):
         ft.run("fedavg", data=clients(PAIR), model=Writes, **{**SMALL, "batch": "full"})
-
-
-def test_the_examples_in_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(ft.__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8")
-    sections = text[text.index("## Sequences and text") : text.index("## Foreign files")]
-    blocks = re.findall(r"```python\n(.*?)```", sections, re.DOTALL)
-    assert len(blocks) == 4
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"ft": ft}
-    for block in blocks:
-        exec(block, names)
-    assert names["result"].finished

@@ -72,7 +72,7 @@ def test_paths_that_are_not_there(name: str, tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("hello")
-    with pytest.raises(FedtailorError, match=r"is neither \.npz nor \.csv"):
+    with pytest.raises(FedtailorError, match=r"is neither \.npz, \.csv"):
         load(str(tmp_path / "own.txt"))
 
 
@@ -130,7 +130,7 @@ def test_a_data_set_checks_itself() -> None:
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     with pytest.raises(FedtailorError, match="one number from 0 to 0"):
         Dataset("own", x, y, ("a",))
-    with pytest.raises(FedtailorError, match="float32, float64 or int64 features or uint8 images"):
+    with pytest.raises(FedtailorError, match="int64, float32 or float64 features or uint8 images"):
         Dataset("own", x.half(), y, ("a", "b"))
     with pytest.raises(FedtailorError, match=r"as \(samples, channels, height, width\)"):
         Dataset("own", x.byte(), y, ("a", "b"))
