@@ -245,9 +245,9 @@ class TestRecord:
         from fedtailor.deploy.predicting import Model
 
         model = Model(file)
-        x, labels = model.of_run(started, "north", "test")
-        assert len(labels) == about["test_samples"]
-        found = model.predict(x, labels)
+        samples = model.of_run(started, "north", "test")
+        assert len(samples.labels) == about["test_samples"]
+        found = model.predict(samples.inputs, samples.labels)
         assert found.accuracy == pytest.approx(about["accuracy"])
 
     def test_the_same_call_goes_on(self, started: Path) -> None:
