@@ -265,7 +265,7 @@ def test_the_samples_that_are_right_are_those_of_the_recorded_accuracy() -> None
 
 @pytest.mark.parametrize(
     ("partition", "needed", "changes"),
-    [  # It takes more to show no difference: with 1,077 samples, a short race decides with one split, not with another.
+    [  # It takes more to show no difference: a short race decides with one split and not with another.
         ("iid", False, {"validation": 0.6, "test": 0.05, "stratify": False}),
         ("classes:2", True, {}),
     ],
