@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test fuzz bench format clean
+.PHONY: setup run quick test fuzz bench notebooks format clean
 
 setup: .venv/ready
 
@@ -33,6 +33,9 @@ fuzz: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+notebooks: setup
+	$(BIN)/python -m notebooks.make
 
 format: setup
 	$(BIN)/ruff format .

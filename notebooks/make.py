@@ -1,6 +1,6 @@
 """Make a notebook of each script here: the same cells, with what they print.
 
-    python notebooks/make.py
+    python -m notebooks.make  (make notebooks)
 
 A notebook is written as a script whose cells begin with `# %%` (code) or `# %% [markdown]` (text).
 """

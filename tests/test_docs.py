@@ -94,9 +94,10 @@ def test_commands_are_understood(page: Path) -> None:
 def test_quick_commands_run(call: Call) -> None:
     found = {tuple(words) for page in PAGES for _, words in commands((ROOT / page).read_text("utf-8"))}
     quick = sorted(words for words in found if words[0] in QUICK)
-    assert {words[0] for words in quick} == {"data", "methods", "presets"}
+    assert {words[0] for words in quick} == {"data", "methods", "models", "presets"}
     for words in quick:
-        assert done(call(*words))
+        if not any(word.endswith(".csv") for word in words):  # a file of the reader's
+            assert done(call(*words))
 
 
 # --- the reader of pages itself ---

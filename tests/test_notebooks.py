@@ -12,7 +12,7 @@ from notebooks.make import HERE, NOTEBOOKS, cells, run
 def test_a_notebook_has_the_cells_of_its_script(name: str) -> None:
     made = json.loads((HERE / f"{name}.ipynb").read_text(encoding="utf-8"))
     found = [(cell["cell_type"], "".join(cell["source"])) for cell in made["cells"]]
-    assert found == list(cells((HERE / f"{name}.py").read_text(encoding="utf-8"))), "run python notebooks/make.py"
+    assert found == list(cells((HERE / f"{name}.py").read_text(encoding="utf-8"))), "run make notebooks"
     assert all(cell["outputs"] for cell in made["cells"][-2:] if cell["cell_type"] == "code")
 
 

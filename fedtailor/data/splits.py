@@ -23,7 +23,8 @@ def official_parts(
         mine = rng.permutation(train)
         clients = dataset.client if by_client else None
         owner = np.zeros_like(mine) if clients is None else _numbered(clients.numpy()[first[mine]])
-        shares = _apportion(np.bincount(owner), round(validation * len(train)), rng)
+        sizes = np.bincount(owner) - 1  # each client keeps a training sample
+        shares = _apportion(sizes, min(round(validation * len(train)), int(sizes.sum())), rng)
         for places, n in zip(of_each(owner, len(shares)), shares.tolist(), strict=True):
             units = mine[places]
             parts[units[_proportional(strata[units], n, rng)]] = VALIDATION
@@ -75,15 +76,13 @@ def _proportional(strata: Ints, n: int, rng: np.random.Generator) -> NDArray[np.
 
 
 def _apportion(sizes: Ints, n: int, rng: np.random.Generator) -> Ints:
-    """Divide n in proportion to the sizes, by largest remainders, equal ones at random. While it can be done, each size
-    keeps one for itself."""
-    total, room = int(sizes.sum()), sizes - 1 if n <= (sizes - 1).sum() else sizes
-    taken: Ints = np.minimum(sizes * n // total, room)
-    while left := n - int(taken.sum()):
-        shuffled = rng.permutation(np.flatnonzero(taken < room))
-        remainders = (sizes * n - taken * total)[shuffled]
-        taken[shuffled[np.argsort(-remainders, kind="stable")[:left]]] += 1
-    return taken
+    """Divide n in proportion to the sizes. A share that is no whole number is rounded up with the probability of its
+    fraction (systematic sampling): so every unit has the same chance to be chosen, those of rare classes too."""
+    total, order = int(sizes.sum()), rng.permutation(len(sizes))
+    shares = np.zeros_like(sizes)
+    if total:
+        shares[order] = np.diff((np.cumsum(sizes[order]) * n + rng.integers(total)) // total, prepend=0)
+    return shares
 
 
 def _numbered(values: Ints) -> Ints:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import display, main
+from fedtailor.server.loop import Loop
+from fedtailor.server.records import RoundRecord
+from fedtailor.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -102,3 +105,15 @@ def usage_error(call: Call, *words: object) -> str:
     said = [line.strip("│ ") for line in answer.err.splitlines() if line.startswith("│")]
     assert len(said) == 1, answer.err
     return said[0]
+
+
+def interrupted_in(monkeypatch: pytest.MonkeyPatch, method: str, round: int) -> None:
+    """Ctrl-C in this round of a method's run."""
+    whole_round = Loop.round
+
+    def stopped(loop: Loop, number: int, transport: Transport) -> RoundRecord:
+        if loop.experiment.method == method and number == round:
+            raise KeyboardInterrupt
+        return whole_round(loop, number, transport)
+
+    monkeypatch.setattr(Loop, "round", stopped)

@@ -16,10 +16,7 @@ import pytest
 from rich.console import Console
 
 from fedtailor.cli import watching
-from fedtailor.server.loop import Loop
-from fedtailor.server.records import RoundRecord
-from fedtailor.transport import Transport
-from tests.cli.calling import Call, contents, done, refusal, usage_error
+from tests.cli.calling import Call, contents, done, interrupted_in, refusal, usage_error
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
 METHODS = ("local", "fedavg", "ditto")
@@ -44,18 +41,6 @@ def tables(directory: str) -> list[Any]:
 def _without_speed(text: str, end: str | None) -> list[list[str]]:
     rows = [line.strip(" |\\").split(end) for line in text.splitlines() if any(f"{m} " in line for m in METHODS)]
     return [row[:-1] for row in rows]
-
-
-def interrupted_in(monkeypatch: pytest.MonkeyPatch, method: str, round: int) -> None:
-    """Ctrl-C in this round of a method's run."""
-    whole_round = Loop.round
-
-    def stopped(loop: Loop, number: int, transport: Transport) -> RoundRecord:
-        if loop.experiment.method == method and number == round:
-            raise KeyboardInterrupt
-        return whole_round(loop, number, transport)
-
-    monkeypatch.setattr(Loop, "round", stopped)
 
 
 class TestCompare:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import Call, contents, done, refusal
-from tests.cli.test_comparing import interrupted_in
+from tests.cli.calling import Call, contents, done, interrupted_in, refusal
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
 FEW = (*SMALL, "--max-train", 60, "--validation", 0.2)
