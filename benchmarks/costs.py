@@ -29,8 +29,9 @@ from fedtailor.experiment import make_experiment
 from fedtailor.local.layout import Layout
 from fedtailor.method import Message, Server
 from fedtailor.methods import all_methods, find_method
+from fedtailor.preparing import Objects, prepare
 from fedtailor.server.aggregation import Aggregator
-from fedtailor.simulation import Objects, Simulation, prepare
+from fedtailor.simulation import Simulation
 from fedtailor.store import Store
 
 SHAPE, CLASSES, CNN = (3, 32, 32), 10, 878_538  # the shape of CIFAR-10, and the FedAvg CNN's parameters there

@@ -27,7 +27,8 @@ from benchmarks.measuring import CORES, Goal, best_of, images, table, timed
 from fedtailor.data import FederatedData
 from fedtailor.experiment import make_experiment
 from fedtailor.local.inputs import Inputs
-from fedtailor.simulation import Objects, Simulation, prepare
+from fedtailor.preparing import Objects, prepare
+from fedtailor.simulation import Simulation
 
 Samples = list[tuple[Tensor, Tensor]]  # of each client
 

@@ -30,7 +30,8 @@ import torch
 from benchmarks.measuring import Goal, images, memory, start, table
 from fedtailor.experiment import make_experiment
 from fedtailor.messages import Train
-from fedtailor.simulation import Objects, Simulation, prepare
+from fedtailor.preparing import Objects, prepare
+from fedtailor.simulation import Simulation
 
 PEAK_GOAL = 1.1  # times
 EQUAL, UNEQUAL = "iid", "dirichlet:0.3"

@@ -39,9 +39,10 @@ from fedtailor.experiment import Experiment, make_experiment
 from fedtailor.local.descent import descend
 from fedtailor.local.metrics import outputs
 from fedtailor.messages import copied
+from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Objects, Prepared, Simulation, prepare
+from fedtailor.simulation import Simulation
 
 GROWTH_GOAL, MEMORY_GOAL, OVERHEAD_GOAL = 1.2, 2.0, 5.0  # times, GiB, per cent
 EVERY = Experiment.model_fields["checkpoint_every"].default  # rounds from checkpoint to checkpoint

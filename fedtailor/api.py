@@ -16,9 +16,9 @@ from fedtailor.local.network import Loss
 from fedtailor.method import Method
 from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
+from fedtailor.preparing import Objects, prepare
 from fedtailor.result import RunResult
 from fedtailor.runs import method_name, names_and_objects, run_prepared
-from fedtailor.simulation import Objects, prepare
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.clients import ClientTable, client_table

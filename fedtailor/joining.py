@@ -18,9 +18,10 @@ from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.errors import FedtailorError, listed, shown
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
 from fedtailor.local.inputs import sample_shape, shape_words
+from fedtailor.preparing import Objects, load_dataset, partition_data, prepare
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.record import RunDirectory
-from fedtailor.simulation import Objects, Simulation, load_dataset, partition_data, prepare
+from fedtailor.simulation import Simulation
 
 Data = str | Path | Dataset | Clients
 Additions = str | Path | Sequence[str | Path] | Mapping[str, Any]

@@ -20,13 +20,14 @@ from fedtailor.method import Method
 from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
 from fedtailor.models import CATALOGUE as NETWORKS
 from fedtailor.models import ModelLike
+from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.result import RunResult
 from fedtailor.schedule import needs_total
 from fedtailor.server.loop import Loop
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
-from fedtailor.simulation import Objects, Prepared, Simulation, create, look_into, prepare, reopen
+from fedtailor.simulation import Simulation, create, look_into, reopen
 
 CHANGEABLE = ("rounds", "workers", "engine", "deadline", "states", "checkpoint_every", "data_dir", "debug")
 OnRound = Callable[[RoundRecord], None]

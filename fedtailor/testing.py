@@ -22,11 +22,12 @@ from fedtailor.experiment import SETTING_NAMES, Experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import NEVER, Message, Reply, Request, State, Train, copied, message_bytes
 from fedtailor.method import Method, check_upload
+from fedtailor.preparing import Objects, prepare
 from fedtailor.result import RunResult
 from fedtailor.runs import load, resume, run
 from fedtailor.server.loop import ClientFailure
 from fedtailor.server.records import ClientsRecord, RoundRecord
-from fedtailor.simulation import Objects, Simulation, prepare
+from fedtailor.simulation import Simulation
 
 __all__ = ["CHECKS", "check_method", "parametrize_with_checks"]
 

@@ -17,8 +17,9 @@ from fedtailor.files import seal, unseal
 from fedtailor.messages import Metrics
 from fedtailor.method import Uploads
 from fedtailor.models import CATALOGUE
+from fedtailor.preparing import Objects, prepare
 from fedtailor.server.records import ClientsRecord, RoundRecord
-from fedtailor.simulation import Objects, Simulation, prepare
+from fedtailor.simulation import Simulation
 
 
 class Quadratic(nn.Module):

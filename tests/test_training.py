@@ -15,7 +15,7 @@ from fedtailor.experiment import make_experiment, parse_toml, write_toml
 from fedtailor.local.chain import chain_of
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import CATALOGUE, find_method
-from fedtailor.simulation import Objects, Prepared, prepare
+from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.site.site import Site
 from fedtailor.studies.comparison import make_comparison
 from fedtailor.training import balanced

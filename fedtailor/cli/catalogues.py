@@ -130,7 +130,7 @@ def models(
 
 def _show_network(experiment: Experiment, json: bool) -> None:
     """Print the layers of a network: body, head and frozen."""
-    from fedtailor.simulation import Objects, prepare
+    from fedtailor.preparing import Objects, prepare
 
     setup = prepare(experiment, Objects()).setup
     if json:
@@ -177,8 +177,8 @@ def data(
         _list_data(directory, json)
         return
     from fedtailor.cli.features import describe_features, show_features
+    from fedtailor.preparing import load_dataset, partition_data
     from fedtailor.server.record import describe
-    from fedtailor.simulation import load_dataset, partition_data
 
     experiment = make_experiment({**settings, "data": data, "seed": seed})
     dataset = load_dataset(experiment)

@@ -34,11 +34,11 @@ from fedtailor.text import (
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
     from fedtailor.metric import Metric
+    from fedtailor.preparing import Prepared
     from fedtailor.result import RunResult
     from fedtailor.server.loop import Loop
     from fedtailor.server.records import RoundRecord
     from fedtailor.server.setup import Setup
-    from fedtailor.simulation import Prepared
 
 __all__ = [
     "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time",

@@ -36,8 +36,8 @@ from fedtailor.experiment import (
 
 if TYPE_CHECKING:
     from fedtailor.metric import Metric
+    from fedtailor.preparing import Prepared
     from fedtailor.result import RunResult
-    from fedtailor.simulation import Prepared
 
 INTERRUPTED = 130
 CLIENTS = 30  # that `show` lists at most

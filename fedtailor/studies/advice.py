@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, merged
-from fedtailor.local.inputs import Held, tensors
 from fedtailor.local.isolation import isolated
 from fedtailor.local.metrics import outputs, sample_scores
 from fedtailor.local.streams import numpy_stream
-from fedtailor.metric import ACCURACY, ON_ONE_SCALE, Metric, Targets
-from fedtailor.simulation import Objects, Prepared, Simulation, partition_data, prepare
+from fedtailor.metric import ACCURACY, ON_ONE_SCALE, Metric
+from fedtailor.preparing import Objects, Prepared, partition_data, prepare
+from fedtailor.simulation import Simulation
 from fedtailor.studies.advised import sentences
 from fedtailor.studies.measures import Values, holm
+from fedtailor.studies.skew import Skew, measure_skew
 
 GLOBAL, TUNED, ALONE = "fedavg", "fedavg, fine-tuned", "local"
 SHORTLIST = (GLOBAL, TUNED, ALONE, "fedper", "fedrod", "ditto", "apfl", "pgfed", "fedacs")
@@ -37,25 +38,8 @@ FEW = 10  # clients below which a test over clients can hardly find anything
 DRAWS = 20_000  # of a test: its p-values are right to 0.002 where it matters, at the level
 UNSEEN = 2  # samples that count as a difference nobody saw: without them, samples that all agree would prove equality
 PILOT, MOST = 2, 100  # rounds to measure a method's speed, and the most that one is given
-PERMUTATIONS = 20
-PIECE = 1024  # samples that are read together
-FEATURES = 256  # of which skew is measured, evenly chosen where there are more
 
 Report = Callable[[str, int, int], None]  # of progress: a title, rounds done, rounds to do
-
-
-@dataclass
-class Skew:
-    """The differences between clients, and those in a random partition of the same samples.
-
-    With several labels a sample, `label` is the mean over labels of the distance; of numbers, it is the share of their
-    variance that goes with the client. Without classes, the features' variance is that of all samples.
-    """
-
-    label: float  # mean total variation distance between a client's classes and all
-    label_by_chance: float  # the same in a random partition
-    feature: float  # share of the features' variance within a class that goes with the client, chance taken off
-    targets: Targets = "classes"
 
 
 @dataclass(eq=False)
@@ -363,62 +347,3 @@ def _interval(one: Candidate, base: Candidate, p: float) -> tuple[float, float]:
     if p >= LEVEL:
         return min(low, 0.0), max(high, 0.0)
     return (max(low, 0.0), high) if gain > 0 else (low, min(high, 0.0))
-
-
-def measure_skew(data: FederatedData, seed: int) -> Skew:
-    """Measure how far the clients' targets and features differ (of the training samples)."""
-    parts = [data.train(client) for client in range(data.n_clients)]
-    y = np.concatenate([targets.cpu().numpy() for _, targets in parts])
-    client = np.repeat(np.arange(data.n_clients), [len(targets) for _, targets in parts])
-    rng = numpy_stream(seed, "advice")
-    skew_of = {"classes": _label_skew, "labels": _labels_skew, "numbers": _number_skew}[data.targets]
-    by_chance = [skew_of(y, rng.permutation(client)) for _ in range(PERMUTATIONS)]
-    x = np.concatenate([_some_features(piece) for inputs, _ in parts for piece in inputs.split(PIECE)])
-    groups = y if data.targets == "classes" else np.zeros(len(y), dtype=np.int64)
-    return Skew(skew_of(y, client), fmean(by_chance), _feature_skew(x, groups, client), data.targets)
-
-
-def _labels_skew(y: NDArray[Any], client: NDArray[Any]) -> float:
-    """Compute the mean distance between each client's share of samples with a label and that of all, over labels."""
-    return fmean(_label_skew(column.astype(np.int64), client) for column in y.T)
-
-
-def _number_skew(y: NDArray[Any], client: NDArray[Any]) -> float:
-    """Compute the share of the targets' variance that lies between clients."""
-    y = y.reshape(len(y), -1)
-    sums = np.zeros((client.max() + 1, y.shape[1]))
-    np.add.at(sums, client, y)
-    means = sums / np.bincount(client)[:, None]
-    total = ((y - y.mean(0)) ** 2).sum()
-    return float(1 - ((y - means[client]) ** 2).sum() / total) if total else 0.0
-
-
-def _label_skew(y: NDArray[Any], client: NDArray[Any]) -> float:
-    """Compute the mean total variation distance between each client's classes and those of all samples."""
-    counts = np.zeros((client.max() + 1, y.max() + 1))
-    np.add.at(counts, (client, y), 1)
-    shares, everywhere = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
-    return float(np.abs(shares - everywhere).sum(1).mean() / 2)
-
-
-def _some_features(samples: Held) -> NDArray[Any]:
-    x = np.hstack([part.cpu().numpy().reshape(len(part), -1) for part in tensors(samples)])
-    return x[:, np.linspace(0, x.shape[1] - 1, min(FEATURES, x.shape[1])).astype(int)]
-
-
-def _feature_skew(x: NDArray[Any], y: NDArray[Any], client: NDArray[Any]) -> float:
-    """Compute ε²: the share of the variance within classes that lies between clients, less what chance alone gives."""
-    between = within = 0.0
-    for label in np.unique(y):
-        mine, owners = x[y == label].astype(float), client[y == label]
-        groups, place = np.unique(owners, return_inverse=True)
-        free = len(mine) - len(groups)
-        if len(groups) < 2 or free < 1:
-            continue
-        sums = np.zeros((len(groups), x.shape[1]))
-        np.add.at(sums, place, mine)
-        means = sums / np.bincount(place)[:, None]
-        total, inside = ((mine - mine.mean(0)) ** 2).sum(), ((mine - means[place]) ** 2).sum()
-        between += total - inside - (len(groups) - 1) * inside / free
-        within += total
-    return max(0.0, float(between / within)) if within else 0.0

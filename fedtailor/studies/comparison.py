@@ -33,12 +33,12 @@ from fedtailor.experiment import (
 from fedtailor.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
 from fedtailor.methods import find_method, method_class
 from fedtailor.metric import AUTO, METRICS
+from fedtailor.preparing import Prepared
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import Plain, Record
-from fedtailor.simulation import Prepared
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 

@@ -14,7 +14,7 @@ from fedtailor.data import FederatedData
 from fedtailor.local.descent import mean_gradient
 from fedtailor.local.inputs import Inputs
 from fedtailor.local.streams import torch_stream
-from fedtailor.simulation import Prepared
+from fedtailor.preparing import Prepared
 from fedtailor.site.site import Site
 
 STEPS, RATE, MU = 6, 0.05, 1.0

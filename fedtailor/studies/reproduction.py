@@ -17,12 +17,13 @@ from fedtailor.files import read_sealed, seal, write_atomically
 from fedtailor.local.client import Client
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Network
+from fedtailor.preparing import Prepared
 from fedtailor.presets import Preset, Row, Settings
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain, Record, RoundRecord
-from fedtailor.simulation import Prepared, Simulation
+from fedtailor.simulation import Simulation
 from fedtailor.site.site import Site
 from fedtailor.studies.explicit import gains
 from fedtailor.studies.measures import individual_gains, samples_per_second

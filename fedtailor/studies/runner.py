@@ -14,12 +14,12 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
 from fedtailor.local.isolation import changes, isolated
 from fedtailor.methods import find_method
+from fedtailor.preparing import Objects, Prepared, partition_data, prepare
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart, load, named_code, resume, run_prepared
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Objects, Prepared, partition_data, prepare
 
 Enough = Callable[[RoundRecord], bool]  # says of a round that no more of them are needed
 

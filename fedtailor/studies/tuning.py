@@ -30,9 +30,10 @@ from fedtailor.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import find_method, method_class
 from fedtailor.metric import ACCURACY
+from fedtailor.preparing import Objects, Prepared
 from fedtailor.runs import OnRound, OnStart, run_prepared
 from fedtailor.server.evaluation import chosen_round
-from fedtailor.simulation import Objects, Prepared, Simulation
+from fedtailor.simulation import Simulation
 from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
 from fedtailor.studies.measures import validation_score

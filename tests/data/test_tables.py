@@ -15,7 +15,7 @@ from fedtailor.data.csv_file import CELLS
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import make_experiment
-from fedtailor.simulation import load_dataset
+from fedtailor.preparing import load_dataset
 
 NAN = float("nan")
 

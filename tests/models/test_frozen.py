@@ -106,7 +106,7 @@ def test_other_seeds_leave_frozen_layers_alone() -> None:
 def test_sites_with_another_backbone_are_refused() -> None:
     """The vector alone does not tell: the heads are equal."""
     from fedtailor.experiment import make_experiment
-    from fedtailor.simulation import Objects, prepare
+    from fedtailor.preparing import Objects, prepare
 
     def fingerprint(module: nn.Module, frozen: str | None) -> str:
         experiment = make_experiment({"frozen": frozen, "engine": "in-process"})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
 from fedtailor.models.assembling import Assembled, assemble
-from fedtailor.simulation import Objects, Prepared, prepare
+from fedtailor.preparing import Objects, Prepared, prepare
 from tests.helpers import assert_same, final, numbers
 from tests.models.nets import SMALL, Backbone, three_clients
 

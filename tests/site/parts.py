@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
-from fedtailor.simulation import Objects, Prepared, prepare
+from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.site.sites import Sites
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:4", "epochs": 1, "engine": "in-process"}

@@ -14,9 +14,9 @@ import fedtailor as ft
 from fedtailor.experiment import make_experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Metrics
+from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.presets import Preset, Row, find_preset
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Objects, Prepared, prepare
 from fedtailor.site.site import Site
 from fedtailor.studies.explicit import MU, RATE, STEPS, gains, personalize
 from fedtailor.studies.reproduction import Reproduction, counted_samples, markdown, run_cost

@@ -14,9 +14,9 @@ import fedtailor as ft
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import make_experiment, read_experiment
 from fedtailor.files import seal
+from fedtailor.preparing import Objects, partition_data
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Objects, partition_data
 from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.trials import Budget, Trial
 from fedtailor.studies.tuning import LATE, WORSE, Tuner

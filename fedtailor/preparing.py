@@ -1,0 +1,358 @@
+"""From an experiment to all that its first round needs: data, network, terms. Every check that needs no round is made
+here, before the first file is written.
+"""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
+from fedtailor.data.frames import is_frames
+from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.table import Purpose, TableSettings, from_frame
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.experiment import TABLE_SETTINGS, Experiment
+from fedtailor.fitting import fit_inputs, try_out
+from fedtailor.imports import import_object
+from fedtailor.local.augmentation import Augmentation
+from fedtailor.local.inputs import held, sample_shape
+from fedtailor.local.metrics import OwnMetric, targets_of
+from fedtailor.local.network import Loss, Network
+from fedtailor.local.streams import torch_seed
+from fedtailor.messages import Declaration, EvaluateShared, Message
+from fedtailor.method import Method, Server, expected_upload
+from fedtailor.methods import find_method
+from fedtailor.metric import Metric, find_metric, own_metric
+from fedtailor.models import ModelLike, build_model, wants_tokens
+from fedtailor.models.assembling import Assembled, assemble
+from fedtailor.participation import Participation
+from fedtailor.server.setup import Setup, describe_setup
+from fedtailor.server.tensorboard import check_installed
+from fedtailor.site.site import Terms
+from fedtailor.site.sites import Sites
+from fedtailor.store import Store
+from fedtailor.training import check_training, optimizer_settings, training_loss
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": functional.cross_entropy,
+    "mse": functional.mse_loss,
+    "bce": functional.binary_cross_entropy_with_logits,
+}
+
+
+@dataclass
+class Objects:
+    """Python objects in place of names in the experiment."""
+
+    method: Method | None = None
+    data: Dataset | FederatedData | Clients | None = None
+    model: ModelLike | None = None
+    loss: Loss | None = None
+    metric: OwnMetric | None = None
+
+    @property
+    def given(self) -> bool:
+        """True if there are any."""
+        return any(value is not None for value in vars(self).values())
+
+
+class Initialiser:
+    """Makes initial vectors of a network as other seeds would have made them.
+
+    It has a copy of the network: in that of the sites are traces of the clients' work.
+    """
+
+    def __init__(self, assembled: Assembled, seed: int) -> None:
+        self._assembled, self._seed = assembled, seed
+
+    def __call__(self, number: int) -> Tensor:
+        return self._assembled.network().initialised(torch_seed(self._seed, "another", number))
+
+
+@dataclass
+class Prepared:
+    """An experiment with its data and its network in place, before its first round."""
+
+    experiment: Experiment
+    data: FederatedData
+    terms: Terms
+    assembled: Assembled
+
+    @property
+    def method(self) -> Method:
+        return self.terms.method
+
+    @property
+    def network(self) -> Network:
+        return self.terms.network
+
+    def server(self, declared: Sequence[Declaration], store: Store) -> Server:
+        """The server of the sites that have joined. A site with another network or experiment is refused."""
+        terms = self.terms
+        for declaration in declared:
+            if declaration.fingerprint != terms.fingerprint:
+                raise FedtailorError(f"The site {declaration.name} has another network or experiment: it cannot join.")
+        return Server(
+            terms.initial.clone(),
+            copy.deepcopy(terms.network.layout),
+            torch.tensor([declaration.n_samples for declaration in declared], device=terms.initial.device),
+            terms.participation * len(declared),
+            store=store,
+            initialise=Initialiser(self.assembled, self.experiment.seed),
+        )
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The layers of the network, and what a client uploads in round 1."""
+        experiment, done = self.experiment, self.assembled
+        notes = [*done.doubts, *([f"Weights: {done.loaded}."] if done.loaded else [])]
+        if done.lora:
+            notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
+        return describe_setup(
+            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self)
+        )
+
+
+def _first_upload(prepared: Prepared) -> Message | None:
+    """Tensors like those that a client uploads in round 1; None if the method cannot say: it will when it starts."""
+    try:
+        server = _started(prepared)
+        server.round = 1
+        return expected_upload(prepared.method, server, 0)
+    except Exception:  # a method's own fault, of any kind
+        return None
+
+
+def _started(prepared: Prepared) -> Server:
+    """A server on which the method was started, to look at."""
+    server = prepared.server(Sites.at(prepared.data, prepared.terms, None).declare(), Store(None, "server"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it has to say is said when the run begins
+        prepared.method.model_copy(deep=True).start(server)
+    return server
+
+
+def prepare(experiment: Experiment, objects: Objects) -> Prepared:
+    """Load, partition and build all that a run needs, so that nothing wrong is found out later."""
+    method = objects.method or find_method(experiment.method, experiment.parameters)
+    if experiment.tensorboard:
+        check_installed()
+    device = find_device(experiment.device)
+    check_training(experiment, method, device)
+    given = objects.data
+    data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
+    loss = objects.loss or find_loss(experiment.loss)
+    if objects.loss is None:
+        _check_loss(experiment.loss, data)
+    model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
+    augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
+    if augmentation is not None:
+        augmentation.check(shape)
+    tokens = data.vocabulary if wants_tokens(model) else None
+    module = build_model(model, shape, data.n_outputs, experiment.seed, tokens=tokens)
+    data = fit_inputs(data, module, dtype)
+    assembled = assemble(
+        module.to(device=device, dtype=dtype),
+        experiment.head,
+        held(data.x[:2]),
+        weights=experiment.weights,
+        frozen=experiment.frozen,
+        lora=experiment.lora,
+        seed=experiment.seed,
+    )
+    network = assembled.network()
+    if network.has_batch_norm and experiment.batch == 1:
+        raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
+    network.autocast = experiment.autocast
+    scores = try_out(network, data, loss)
+    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
+    initial = network.vector.clone()
+    training = data.n_clients - len(data.new)
+    terms = Terms(
+        method,
+        network,
+        initial,
+        loss,
+        training_loss(experiment, loss, data, network),
+        optimizer_settings(experiment, network),
+        experiment.keep_momentum,
+        experiment.evaluation.fine_tune,
+        experiment.seed,
+        Participation.parse(experiment.participation).mean(training) / training,
+        experiment.schedule,
+        experiment.rounds,
+        experiment.evaluation.train,
+        experiment.debug,
+        assembled.loaded.sha256 if assembled.loaded else "",
+        augmentation,
+        metric,
+        own_metric,
+        data.targets == "labels",
+    )
+    prepared = Prepared(experiment, data, terms, assembled)
+    _check_protocol(prepared)
+    _try_out_metric(prepared)
+    return prepared
+
+
+def _check_loss(name: str, data: FederatedData) -> None:
+    """Refuse cross-entropy for targets that are not one class a sample."""
+    if name == "cross-entropy" and data.targets == "numbers":
+        raise FedtailorError(
+            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
+            "give the labels as whole numbers."
+        )
+    if name == "cross-entropy" and data.targets == "labels":
+        raise FedtailorError(
+            "The loss cross-entropy is for one class a sample, but these samples have several labels: take --loss bce."
+        )
+
+
+def _find_metric(
+    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor
+) -> tuple[Metric, OwnMetric | None]:
+    """The metric that decides, and its function if it is the user's own. `scores` are outputs for the first samples."""
+    if given is None and ":" not in name:
+        return find_metric(name, targets_of(scores, data.y[: len(scores)], data.targets == "labels")), None
+    own = given or import_object(name, "metric")
+    if not callable(own):
+        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
+    return own_metric(name, own), own
+
+
+def _try_out_metric(prepared: Prepared) -> None:
+    """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
+    data, terms = prepared.data, prepared.terms
+    tested = [client for client in range(data.n_clients) if len(data.test(client)[1])]
+    if terms.own_metric is not None and tested:
+        reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
+        if reply.error:
+            raise FedtailorError(
+                f"The metric {terms.metric} fails on client {data.names[tested[0]]}: {reply.error}."
+            ) from reply.cause
+
+
+def _check_protocol(prepared: Prepared) -> None:
+    """Refuse an evaluation of something that there is not."""
+    protocol, method, data = prepared.experiment.evaluation, prepared.method, prepared.data
+    if not protocol.every:
+        if protocol.patience is not None:
+            raise FedtailorError("Nothing is evaluated to stop early by: leave --patience or --evaluate-every 0 out.")
+        return
+    if protocol.clients == "new" and not data.new:
+        raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
+    evaluated = [data.places[c] for c in range(data.n_clients) if (c in data.new) == (protocol.clients == "new")]
+    if not any(end > validated for _, _, validated, end in evaluated):
+        raise FedtailorError(
+            "No client has test samples, so nothing could be measured: give --test 0.2, or --evaluate-every 0 to train "
+            "without measuring."
+        )
+    validated = any(v > trained for _, trained, v, _ in evaluated)
+    if protocol.patience is not None and not validated:
+        raise FedtailorError("No client has validation samples to stop early by (--patience): give --validation 0.1.")
+    if protocol.choose == "best-validation" and not validated:
+        raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
+    if protocol.clients == "new" and protocol.model == "local":
+        raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
+    if protocol.model == "global" and method.global_model(_started(prepared)) is None:
+        raise FedtailorError(
+            f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
+        )
+
+
+def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
+    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device).
+
+    `table` is the preprocessing of an earlier federation, in place of the experiment's.
+    """
+    with torch.device("cpu"):
+        return _partition_data(experiment, load_dataset(experiment, given), table)
+
+
+def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessing | None) -> FederatedData:
+    return federate(
+        dataset,
+        partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+        clients=experiment.clients,
+        seed=experiment.seed,
+        test=experiment.test,
+        validation=experiment.validation,
+        split=experiment.split,
+        stratify=experiment.stratify,
+        min_samples=experiment.min_samples,
+        max_train=experiment.max_train,
+        new_clients=experiment.new_clients,
+        pixels=experiment.pixels,
+        labels=experiment.labels,
+        preprocessing=table or experiment.preprocessing,
+        dtype=getattr(torch, experiment.dtype),
+    )
+
+
+def load_dataset(
+    experiment: Experiment, given: Any = None, knows: Mapping[str, str] | None = None, gaps: bool = False
+) -> Dataset:
+    """Load the experiment's data, or make a data set of what is given in their place. `knows` has the kinds of the
+    columns of an earlier table; with `gaps`, most classes of a list may be missing."""
+    if isinstance(given, Dataset):
+        return given
+    table: TableSettings = {name: getattr(experiment, name) for name in TABLE_SETTINGS}  # type: ignore[assignment]
+    regression = experiment.loss == "mse"
+    if given is None:
+        return load(
+            experiment.data,
+            experiment.data_dir,
+            image_size=experiment.image_size,
+            regression=regression,
+            knows=knows,
+            **table,
+        )
+    if is_frames(given):
+        return from_frame(given, table, Purpose(regression=regression, knows=knows))
+    return from_list(given, gaps=gaps)
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; `auto` is the best there is."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
+    kind = name.partition(":")[0]
+    if kind not in there:
+        raise unknown("device", name, [*there, "auto"])
+    if not there[kind]:
+        raise FedtailorError(f"The device {name} is not available here: use cpu, or auto for the best there is.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise FedtailorError(
+            f"The device {name!r} is not understood: write {kind}, or {kind}:0 for the first."
+        ) from None
+
+
+def has_device(name: str) -> bool:
+    try:
+        find_device(name)
+    except FedtailorError:
+        return False
+    return True
+
+
+def find_loss(name: str) -> Loss:
+    if name in LOSSES:
+        return LOSSES[name]
+    if ":" not in name:
+        raise unknown("loss", name, LOSSES)
+    found = import_object(name, "loss")
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = found()
+    if not callable(found):
+        raise FedtailorError(f"The loss {name} is not a function of (outputs, targets).")
+    return found  # type: ignore[no-any-return]
