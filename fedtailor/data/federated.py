@@ -164,6 +164,7 @@ class FederatedData:
             new=self.new | set(range(self.n_clients, count)),
             own_classes=(*self.own_classes, *other.own_classes),
             own_names=(*self.own_names, *other.own_names),
+            facts=(*self.facts, *other.facts),
         )
 
     def with_joined(self, join: Join) -> "FederatedData":
@@ -179,6 +180,7 @@ class FederatedData:
             new=frozenset(range(len(order) - len(rest), len(order))),
             own_classes=tuple(self.own_classes[client] for client in order) if self.own_classes else (),
             own_names=tuple(self.own_names[client] for client in order) if self.own_names else (),
+            facts=tuple(self.facts[client] for client in order) if self.facts else (),
             joined=(*self.joined, join),
         )
 

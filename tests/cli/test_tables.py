@@ -95,3 +95,26 @@ def test_compare_and_advise_say_what_the_columns_are(hospitals: list[dict[str, A
     assert "Table hospitals.csv: numbers age, income; categories ward (3 values); ignored smoker, patient_id" in said
     said = done(call("compare", "local", "fedavg", *words, "--seeds", "0", "--rounds", 1, "--out", "table"))
     assert "Table hospitals.csv: numbers age, income; categories ward (3 values); ignored smoker" in said
+
+
+@pytest.mark.parametrize("how", ["federated", "per-client"])
+def test_a_hospital_joins_with_a_table_of_its_own(how: str, hospitals: list[dict[str, Any]], call: Call) -> None:
+    done(call(*RUN, "--preprocessing", how))
+    before = json.loads(Path("runs/it/partition.json").read_text())["preprocessing"]
+    write("east.csv", patients(("east",), 60, seed=5), ["hospital", "diagnosis", "ward", "income", "smoker", "age"])
+    done(call("resume", "runs/it", "--add-client", "east.csv", "--rounds", 8))
+    assert json.loads(Path("runs/it/partition.json").read_text())["preprocessing"] == before  # nobody else's changes
+    done(call("export", "runs/it", "--client", "east", "--to", "models"))
+    model = "models/client-3-east.safetensors"
+    table = json.loads(Path("models/client-3-east.json").read_text())["table"]
+    own = {column["name"]: column["mean"] for column in table["columns"]}
+    assert (own == {column["name"]: column["mean"] for column in before["columns"]}) == (how == "federated")
+    of_run = json.loads(done(call("predict", model, "--run", "runs/it", "--client", "east", "--json")))
+    of_file = json.loads(done(call("predict", model, "--data", "east.csv", "--json")))
+
+    def rows(answer: dict[str, Any]) -> list[tuple[str, float]]:
+        return sorted((row["label"], row["probability"]) for row in answer["predictions"])
+
+    for one, other in zip(rows(of_run), rows(of_file), strict=True):
+        assert one[0] == other[0]
+        assert one[1] == pytest.approx(other[1], abs=1e-6)
