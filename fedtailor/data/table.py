@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data.arrays import encode
-from fedtailor.data.cells import Cells
-from fedtailor.data.columns import Column, check_named, decide, parse_columns
+from fedtailor.data.cells import Cells, number
+from fedtailor.data.columns import FEW, Column, check_named, decide, parse_columns
 from fedtailor.data.csv_file import CsvFile
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from fedtailor.data.frames import add_array, frame_columns, is_frames, parquet_names, read_parquet
@@ -186,6 +186,12 @@ class _Plan:
         x = self._samples(cells, columns)
         found = {role: self._role(role, cells[column]) for role, column in self.roles.items()}
         y, classes = found.get("label") or (torch.zeros(len(x)), ())
+        if len(classes) > FEW and len(classes) > len(y) / 5 and all(number(name) is not None for name in classes):
+            notes = (
+                *notes,
+                f"The label column {shown(self.roles['label'])} of {name} has {len(classes)} different numbers in "
+                f"{len(y)} samples, and each counts as a class: for a regression say --loss mse.",
+            )
         client, names = found.get("client") or (None, ())
         group, part = ((found.get(role) or (None, ()))[0] for role in ("group", "split"))
         return Dataset(

@@ -67,6 +67,7 @@ class Failures:
             why, cause = last
             raise FedtailorError(
                 f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {why}."
+                + (" Training diverges: take a smaller --lr, or --clip 1." if "NaN" in why else "")
             ) from cause
         return list(wrong)
 

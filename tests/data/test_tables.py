@@ -272,3 +272,12 @@ def test_parquet_is_read_like_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FEDTAILOR_DATA_LIMIT", "0.01")
     with pytest.raises(FedtailorError, match=r"0\.01 GB is the most"):
         load(str(tmp_path / "own.parquet"))
+
+
+def test_numbers_that_count_as_classes_are_pointed_out(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("x,y\n" + "".join(f"{k},{k % 25}\n" for k in range(100)))
+    (note,) = load(str(path)).notes[-1:]
+    assert "'y' of own.csv has 25 different numbers in 100 samples, and each counts as a class" in note
+    path.write_text("x,y\n" + "".join(f"{k % 7},{k % 25}\n" for k in range(200)))
+    assert not any("counts as a class" in note for note in load(str(path)).notes)  # 8 samples of each
