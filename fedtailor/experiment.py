@@ -286,7 +286,8 @@ class Experiment(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _default_lr(cls, settings: Any) -> Any:
-        adam = isinstance(settings, Mapping) and str(settings.get("optimizer")) in ("adam", "adamw")
+        kind = settings.get("optimizer") if isinstance(settings, Mapping) else None
+        adam = isinstance(kind, str) and kind in ("adam", "adamw")
         return {**settings, "lr": ADAM_LR} if adam and "lr" not in settings else settings
 
     @field_validator("class_weights", mode="before")

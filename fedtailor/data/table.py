@@ -179,7 +179,7 @@ class _Plan:
                 ignored.append(column)
                 notes = (*notes, f"The column {shown(column)} of {name} is ignored: {why}.")
             elif why:
-                notes = (*notes, f"Note the column {shown(column)} of {name}: {why}.")
+                notes = (*notes, f"The column {shown(column)} of {name} is a feature: {why}.")
             columns += [decided] if decided else []
         if not columns:
             raise FedtailorError(f"{self.where} has no columns but label, client and ignored ones: it needs features.")

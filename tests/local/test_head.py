@@ -11,7 +11,7 @@ from torch.nn import functional
 import fedtailor as ft
 from fedtailor.local.layers import find_head, layers_of, trained_layers
 from fedtailor.models import CATALOGUE, build_model
-from tests.helpers import digits, numbers
+from tests.helpers import digits, fitting_shape, numbers
 
 ROWS = torch.rand(2, 4)
 TOKENS = torch.randint(10, (2, 6))
@@ -48,10 +48,11 @@ def test_the_order_of_registration_decides_nothing(method: str) -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_networks_in_the_usual_order_have_the_head_that_they_had(name: str) -> None:
-    module = build_model(name, (3, 32, 32), 10, 0)
+    shape = fitting_shape(name)
+    module = build_model(name, shape, 10, 0)
     names = trained_layers(layers_of(module))
-    for head in range(len(names) + 1):
-        assert find_head(module, head, torch.rand(2, 3, 32, 32)) == names[len(names) - head :]
+    for head in range(len(names) + 1 if CATALOGUE[name].samples != "sequences" else 2):
+        assert find_head(module, head, torch.rand(2, *shape)) == names[len(names) - head :]
 
 
 class Attention(nn.Module):

@@ -208,7 +208,14 @@ def test_falling_steps_converge_where_a_constant_step_keeps_bouncing() -> None:
     n = torch.tensor([1 + i % 3 for i in range(6)]).double()
     goal = n / n.sum() @ points[:, :2]
     how: dict[str, Any] = {"data": data, "model": Apart(), "loss": lambda outputs, _: outputs.mean(), "inner_steps": 1}
-    how |= {"rounds": 300, "participation": 2, "evaluation": {"every": 0}, "test": 0.0, "validation": 0.0}
+    how |= {
+        "rounds": 300,
+        "participation": 2,
+        "evaluation": {"every": 0},
+        "test": 0.0,
+        "validation": 0.0,
+        "head": "head",
+    }
     away: dict[Any, Tensor] = {}
     for rho in (0.3, "1.0 / (t + 2)"):
         loops: list[Loop] = []
