@@ -130,10 +130,12 @@ def _counted(number: int, what: str) -> str:
 
 def _local_work(summary: Summary) -> str:
     """Describe the settings of local training that are the same in all runs."""
-    steps, epochs, batch, lr, model = (_common(summary, n) for n in ("steps", "epochs", "batch", "lr", "model"))
+    names = ("steps", "epochs", "batch", "optimizer", "lr", "model")
+    steps, epochs, batch, optimizer, lr, model = (_common(summary, name) for name in names)
     parts = [
         _counted(steps, "local step") if steps else f"{_counted(epochs, 'epoch')} of local work" if epochs else "",
         "with all samples in one batch" if batch == "full" else f"in batches of {batch}" if batch else "",
+        f"by {optimizer}" if optimizer not in (None, "sgd") else "",
         f"at learning rate {lr:g}" if lr else "",
         f"with the network {model}" if model else "",
     ]
