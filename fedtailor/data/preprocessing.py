@@ -27,7 +27,7 @@ class _Plain(BaseModel):
 
 
 class ColumnFacts(_Plain):
-    """What a client declares of one column of its training samples."""
+    """The facts that a client declares of one column of its training samples."""
 
     name: str
     kind: Kind
@@ -53,7 +53,7 @@ class PreparedColumn(_Plain):
 
 
 class Preprocessing(_Plain):
-    """How the columns of a table become the features of a network."""
+    """The way from the columns of a table to the features of a network."""
 
     how: How
     columns: tuple[PreparedColumn, ...] = Field(min_length=1, max_length=MOST_COLUMNS)

@@ -30,7 +30,7 @@ PARTS = {
 
 
 class TableSettings(TypedDict, total=False):
-    """What the user may say of a table."""
+    """The settings of a table."""
 
     label_column: str | None
     client_column: str | None
@@ -44,8 +44,8 @@ class TableSettings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a table is read for: with labels or without, classes or numbers to predict, and for a model that `knows` its
-    columns and their kinds already."""
+    """The purpose of reading a table: with labels or without, classes or numbers to predict, and for a model that `knows`
+    its columns and their kinds already."""
 
     labelled: bool = True
     regression: bool = False
@@ -162,7 +162,7 @@ class _Plan:
 
     @property
     def kinds(self) -> dict[str, tuple[str | None, str]]:
-        """What the user says of each column that is read, and its role."""
+        """The kind that the user gives each column that is read, and its role."""
         roles = {column: role for role, column in self.roles.items()}
         if self.regression and "label" in self.roles:
             roles[self.roles["label"]] = "target"

@@ -14,7 +14,7 @@ KINDS = ("crop", "flip", "jitter")
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to each training image: random crops, flips and changes of brightness and contrast."""
+    """The changes of each training image: random crops, flips and changes of brightness and contrast."""
 
     crop: int = 0  # pixels of zeros on each side, of which a random window of the image's size is cut
     flip: bool = False  # mirrored left to right with probability 1/2
