@@ -44,8 +44,8 @@ class TableSettings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Purpose:
-    """The purpose of reading a table: with labels or without, classes or numbers to predict, for a model that `knows` its
-    columns and their kinds already."""
+    """The purpose of reading a table: with labels or without, classes or numbers to predict, perhaps for a model that
+    `knows` its columns and their kinds already."""
 
     labelled: bool = True
     regression: bool = False
