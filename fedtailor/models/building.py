@@ -1,4 +1,4 @@
-"""How a network of the user's own is built.
+"""Building a network of the user's own.
 
 An `nn.Module` is copied. A class or function is called in the first of these ways that it takes and that succeeds:
 

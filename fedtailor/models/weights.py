@@ -22,7 +22,7 @@ OPTIONAL = "num_batches_tracked"  # a counter, which older files lack
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded from a file, and what of the head was left as initialised."""
+    """The tensors that were loaded from a file, and those of the head that were left as initialised."""
 
     file: str
     sha256: str

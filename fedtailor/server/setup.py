@@ -1,4 +1,4 @@
-"""What a run begins with: the layers of its network, which of them are body, head and frozen, and what is uploaded."""
+"""The beginning of a run: the layers of its network, body, head and frozen ones, and the uploads of a client."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Literal

@@ -1,4 +1,4 @@
-"""How far the clients of a federation differ: in their targets and in their features."""
+"""The differences between the clients of a federation, in their targets and in their features."""
 
 from dataclasses import dataclass
 from statistics import fmean

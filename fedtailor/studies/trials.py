@@ -77,7 +77,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Budget:
-    """What every method may spend: a number of trials, seconds, or whichever is used up first."""
+    """The budget of every method: a number of trials, seconds, or whichever is used up first."""
 
     trials: int | None = None
     seconds: float | None = None
