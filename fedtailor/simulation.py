@@ -42,7 +42,7 @@ class Simulation:
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
             engine, deadline = "in-process", None
         self.transport: Transport = make_transport(
-            engine, self.sites, experiment.workers, device.type == "cpu", deadline
+            engine, self.sites, experiment.workers, device.type == "cpu", deadline, experiment.address
         )
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
