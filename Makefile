@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test fuzz bench notebooks format clean
+.PHONY: setup run quick test test-cluster fuzz bench notebooks format clean
 
 setup: .venv/ready
 
@@ -27,6 +27,9 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-cluster: setup
+	$(BIN)/python -m tests.transport.namespace tests/transport/cluster/short.py tests/transport/cluster/long.py
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed 0 --seconds 600

@@ -275,7 +275,7 @@ class Experiment(_Strict):
         "auto", description="where clients run: in this process, in worker processes, or in a Ray cluster"
     )
     address: str | None = Field(
-        None, description="host:port of a Ray cluster's head, for --engine ray [Ray is started on this machine]"
+        None, description="host:port of a Ray cluster's head [--engine ray starts Ray on this machine]"
     )
     workers: int | None = Field(
         None, ge=1, le=1000, description="worker processes [as many as cores, or as the cluster has CPUs]"
