@@ -508,16 +508,21 @@ def _setting_error(error: ValidationError) -> FedtailorError:
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings of an experiment file, those of the evaluation in their section."""
+    return in_sections(read_toml(path, "experiment file"))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file that people write; `what` names it in errors."""
     try:
         if path.stat().st_size > 4 * FILE_LIMIT:
-            raise FedtailorError(f"The experiment file {path} is too large: it may have {FILE_LIMIT:,} characters.")
-        return in_sections(parse_toml(path.read_text(encoding="utf-8-sig")))
+            raise FedtailorError(f"The {what} {path} is too large: it may have {FILE_LIMIT:,} characters.")
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise FedtailorError(f"There is no experiment file {path}.") from None
+        raise FedtailorError(f"There is no {what} {path}.") from None
     except (ValueError, RecursionError) as error:
-        raise FedtailorError(f"The experiment file {path} is not valid TOML: {error}.") from None
+        raise FedtailorError(f"The {what} {path} is not valid TOML: {error}.") from None
     except OSError as error:
-        raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None
+        raise FedtailorError(f"The {what} {path} cannot be read: {error.strerror}.") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
