@@ -16,6 +16,7 @@ from fedtailor.messages import EvaluateShared, Measured
 from fedtailor.result import RunResult
 from fedtailor.runs import load
 from fedtailor.server.evaluation import averages
+from fedtailor.server.records import Averages
 from fedtailor.simulation import Simulation
 from fedtailor.site.site import Terms
 from fedtailor.site.sites import Sites
@@ -54,6 +55,11 @@ def export(
     check_free([file for stem in stems.values() for file in files_of(stem, onnx)], overwrite)
     with isolated():
         source = Source.of(result)
+        if source.data.elsewhere is not None and not global_model:
+            raise FedtailorError(
+                f"The clients of the run{source.where} are sites: each has its own model file, which never leaves it; "
+                "export the global model (--global)."
+            )
         graph = source.origin.onnx() if onnx else None
         written = []
         for number, stem in stems.items():
@@ -77,10 +83,16 @@ class Source:
     def of(cls, result: RunResult) -> "Source":
         """Open a run that has at least one finished round."""
         simulation = result.simulation
+        source = cls(result, simulation)
         if simulation.finished == 0:
-            where = f" in {result.path}" if result.path else ""
-            raise FedtailorError(f"The run{where} has no finished round to take a model from: go on with it first.")
-        return cls(result, simulation)
+            raise FedtailorError(
+                f"The run{source.where} has no finished round to take a model from: go on with it first."
+            )
+        return source
+
+    @property
+    def where(self) -> str:
+        return f" in {self.result.path}" if self.result.path else ""
 
     @property
     def data(self) -> FederatedData:
@@ -117,12 +129,26 @@ class Source:
             raise FedtailorError(
                 f"The method {experiment.method} has no global model: export the clients' own (--all, --client)."
             )
+        if self.data.elsewhere is not None:
+            return theta, self._recorded()
         clients = [client for client in range(self.data.n_clients) if client not in self.data.new]
         measured = {client: self._measure(theta, client) for client in clients}
         average = experiment.evaluation.average
         words = f"on all clients' test samples, the mean over {average}s, measured at export"
         n_samples = sum(of_client["test"].n_samples for of_client in measured.values())
         return theta, Quality(averages(measured, average, self.result.metric), n_samples, words)
+
+    def _recorded(self) -> Quality:
+        """Return the quality of the global model as the sites measured it, if the last round's evaluation was of it."""
+        evaluation, last = self.result.experiment.evaluation, self.simulation.finished
+        of_it = evaluation.model == "global" or (evaluation.model == "personal" and self.terms.method.shares_model)
+        record = next((record for record in self.result.rounds if record.round == last and record.evaluated), None)
+        if record is None or not of_it or evaluation.fine_tune:
+            return Quality(Averages(), 0, "not measured at the server, which has no samples")
+        results = next((each.results for each in self.result.clients if each.round == last), {})
+        n_samples = sum(measured["test"].n_samples for measured in results.values() if "test" in measured)
+        words = f"on the sites' test samples, the mean over {evaluation.average}s, as they told it in round {last}"
+        return Quality(record, n_samples, words)
 
     def _measure(self, theta: Tensor, client: int) -> Measured:
         """Measure a model as it is, without fine-tuning, on a client's samples."""
