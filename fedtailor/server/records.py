@@ -200,13 +200,14 @@ SPLITS = ("train", "validation", "test")
 @dataclass(kw_only=True)
 class Partition(Record):
     """Every client's name and its samples by class, with checksums of the samples and of the initial vector. A sample
-    with several labels counts for each of them."""
+    with several labels counts for each of them. Sites do not tell their classes: rows are then one number, as they are
+    for a regression."""
 
     data: str
     classes: list[str]  # none for a regression
     clients: list[str]
     new: list[Count]  # clients that are held out from training
-    train: list[list[Count]]  # a row a client
+    train: list[list[Count]]  # a row a client, of a column for each class, or one
     validation: list[list[Count]]
     test: list[list[Count]]
     n_train: list[Count] = field(default_factory=list)  # each client's training samples
@@ -218,8 +219,11 @@ class Partition(Record):
     @classmethod
     def from_json(cls, line: bytes) -> Self:
         record = super().from_json(line)
-        clients, classes = len(record.clients), max(len(record.classes), 1)
-        if any([len(row) for row in getattr(record, split)] != [classes] * clients for split in SPLITS):
+        rows = [row for split in SPLITS for row in getattr(record, split)]
+        clients, columns = len(record.clients), {len(row) for row in rows}
+        if any(len(getattr(record, split)) != clients for split in SPLITS):
+            raise ValueError("it does not have every client's samples")
+        if rows and columns != {1} and columns != {len(record.classes) or 1}:
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
@@ -231,6 +235,12 @@ class Partition(Record):
         if len(record.n_train) != clients:
             raise ValueError("it does not have every client's number of training samples")
         return record
+
+
+def counted_classes(partition: Mapping[str, Any]) -> list[str]:
+    """The classes by which a partition counts samples; none for a regression, and where sites do not tell them."""
+    classes: list[str] = partition["classes"]
+    return classes if all(len(row) == len(classes) for row in partition["train"]) else []
 
 
 @dataclass(kw_only=True)
