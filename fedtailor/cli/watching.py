@@ -1,6 +1,5 @@
 """`fedtailor watch`: it reads what runs write, and writes nothing itself."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.cli.display import human_bytes, human_time, out, plain_table, visible
+from fedtailor.cli.presence import STATUS, sites_line
 from fedtailor.errors import FedtailorError, listed
-from fedtailor.files import read_bytes
 
 if TYPE_CHECKING:
     from fedtailor.metric import Metric
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS, CURVE = 20, 8  # rounds in a line's sparkline; lines of the curve below the table
 FAILING = 5  # clients that are named
-STATUS, PRESENT = "status.json", "present"  # of a federation of real sites: its coordinator writes it
-SITES, LONG = 10, 100  # silent sites that are named, and characters of each text
 BAR, NARROW = 12, 90  # columns of a run's bar, and of a page that has no room for it
 PATIENCE = 60.0  # seconds without a round, and five times its usual length, that make one ask whether it still runs
 
@@ -131,6 +128,8 @@ class Watched:
         own = [self.directory] if (self.directory / "experiment.toml").is_file() else []
         files = [*self.directory.glob("*/experiment.toml"), *self.directory.glob("runs/*/experiment.toml")]
         below = sorted(path.parent for path in files)
+        if (self.directory / STATUS).is_file():  # a federation, whose sites may still be joining
+            return {self.directory: ("", 0)}
         if not own and not below:
             raise FedtailorError(f"{self.directory} is no run and no comparison: there is nothing to watch.")
         return dict.fromkeys(own or below, ("", 0))
@@ -159,6 +158,8 @@ class Watched:
         """Read all runs and draw their present state."""
         runs = [self._read(path) for path in self._expected]
         begun = [run for run in runs if run.news]
+        if not begun and (sites := sites_line(self.directory)):
+            return Group(Text(sites))
         present = max(begun, key=lambda run: (not run.finished, run.news), default=runs[0])
         written = self.directory / "result.json"  # a comparison with runs that failed is finished with it
         over = written.exists() and len(runs) > 1 and written.stat().st_mtime >= max(run.news for run in runs)
@@ -169,8 +170,8 @@ class Watched:
             parts += [Text(f"\n{name[0].upper()}{name[1:]} of {present.title}{unit}", style="bold"), Text(curve)]
         if failing := present.failing:
             parts.append(Text(f"\nClients that failed in {present.title}: {visible(failing)}", style="yellow"))
-        if status := _federation(present.path / STATUS):
-            parts.append(Text(f"\n{status}"))
+        if sites := sites_line(present.path):
+            parts.append(Text(f"\n{sites}"))
         if missing := present.missing:
             parts.append(Text(f"\nClients not measured in {present.title}: {visible(missing)}", style="yellow"))
         return Group(*parts, Text("\n" + self._state(runs, present)))
@@ -187,26 +188,6 @@ class Watched:
         if silence > max(PATIENCE, 5 * (present.pace or 0)):
             return f"{text} No news for {human_time(silence)}: if it was stopped, start it again to go on."
         return text
-
-
-def _federation(path: Path) -> str:
-    """Say which sites of a federation are present and why others are not, as its coordinator last wrote it; "" if this
-    is no federation, or cannot be read."""
-    try:
-        status = json.loads(read_bytes(path)) if path.is_file() else {}
-        sites = {str(name): str(state) for name, state in status["sites"].items()}
-        phase = str(status["phase"])
-    except (FedtailorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""
-    silent = [f"{_short(name)} ({_short(why)})" for name, why in sites.items() if why != PRESENT]
-    more = [f"and {len(silent) - SITES} more"] if len(silent) > SITES else []
-    said = f"{len(sites) - len(silent)} of {len(sites)} sites present ({_short(phase)})."
-    return said + (f" Silent: {', '.join([*silent[:SITES], *more])}." if silent else "")
-
-
-def _short(text: str) -> str:
-    """Write a text of a stranger's in one line, and the beginning of a long one."""
-    return visible(text if len(text) <= LONG else f"{text[:LONG]}…")
 
 
 def _left(runs: Sequence[Seen]) -> float | None:
