@@ -219,11 +219,9 @@ class Partition(Record):
     @classmethod
     def from_json(cls, line: bytes) -> Self:
         record = super().from_json(line)
-        rows = [row for split in SPLITS for row in getattr(record, split)]
-        clients, columns = len(record.clients), {len(row) for row in rows}
-        if any(len(getattr(record, split)) != clients for split in SPLITS):
-            raise ValueError("it does not have every client's samples")
-        if rows and columns != {1} and columns != {len(record.classes) or 1}:
+        clients, classes = len(record.clients), max(len(record.classes), 1)
+        rows = [[len(row) for row in getattr(record, split)] for split in SPLITS]
+        if any(widths != [classes] * clients for widths in rows) and any(widths != [1] * clients for widths in rows):
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
