@@ -25,11 +25,11 @@ from fedtailor.preparing import Objects, prepare
 from fedtailor.server.loop import Loop
 from fedtailor.simulation import Simulation
 from fedtailor.site.answering import Answering
-from fedtailor.site.sites import Sites
 from fedtailor.transport.channel import Answers, InMemory
 from fedtailor.transport.remote import Remote
 
 MOST_WORK = 1_000  # trainings of sites; of later rounds the server's own check says what it takes
+BATCH = 32  # training samples where a batch is all of them
 HELD_OUT = 2  # validation and test samples
 
 
@@ -86,7 +86,9 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
     with isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a method has to say, it says in the run
         own = joined(dataset, experiment, agreement.common, number)
-        prepared = prepare(experiment, Objects(data=_few(own, number, experiment.batch)))
+        prepared = prepare(
+            experiment, Objects(data=_few(own, number, BATCH if experiment.batch == "full" else experiment.batch))
+        )
         run, names = agreement.common.run, plan.sites
         with closing(Simulation(prepared)) as simulation:
             sites = simulation.sites
@@ -108,7 +110,7 @@ def _few(data: FederatedData, number: int, batch: int) -> FederatedData:
     parts = [(own.train, batch), (own.validation, HELD_OUT), (own.test, HELD_OUT), (own.train, 1)]
     few = [(x[:most], y[:most]) for (x, y), most in parts]
     trained, validated, end, _ = torch.tensor([len(y) for _, y in few]).cumsum(0).tolist()
-    # Where this site has nothing to test on, the others have a training sample: a federation that tests nothing is none.
+    # Where this site has nothing to test on, the others test on a training sample: some site of a federation must.
     bounds = torch.tensor([0, trained, validated, max(end, validated + 1)]).repeat(data.n_clients, 1)
     bounds[number, 3] = end
     own_classes = (data.own_classes[number],) * data.n_clients if data.own_classes else ()
@@ -171,9 +173,3 @@ def _together(exchanges: list[Exchange]) -> Iterator[Exchange]:
         alike.setdefault(repr(replace(each, rounds=())), []).append(each)
     for same in alike.values():
         yield replace(same[0], rounds=tuple(sorted({round for each in same for round in each.rounds})))
-
-
-def total_bytes(tensors: tuple[Sent, ...]) -> int:
-    return sum(each.bytes for each in tensors)
-
-
