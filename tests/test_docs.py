@@ -147,4 +147,4 @@ def test_every_block_of_the_pages_is_found() -> None:
 @pytest.mark.parametrize("words", [["run", "ditto", "--romds", "3"], ["compare", "ditto", "--tune", "many"]])
 def test_a_wrong_command_is_seen(words: list[str]) -> None:
     with pytest.raises(Exception, match=r"(?i)no such option|a valid integer"):
-        _built(words[0]).make_context(words[0], words[1:])
+        _built(words[0], COMMANDS[words[0]][0]).make_context(words[0], words[1:])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtailor.agreement import RUN, Common, Hello
 from fedtailor.data import Dataset
+from fedtailor.deploy.describing import write_site_model
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, deciding_settings, first_difference, make_experiment
 from fedtailor.federation.declaring import declare, joined, read_data
@@ -25,6 +26,7 @@ from fedtailor.files import make_directory, read_bytes, write_atomically
 from fedtailor.letters import FaultError, Letter, read_letter
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import NotFinite, check_finite
+from fedtailor.methods import find_method
 from fedtailor.preparing import Objects, prepare
 from fedtailor.runs import named_code
 from fedtailor.site.answering import Answering, answered
@@ -41,7 +43,7 @@ class LocalSite:
     def __init__(self, site: SiteFile, plan: Plan | None = None) -> None:
         self.site, self.plan = site, plan or site.read_plan()
         self.number = self.plan.number(site.name)
-        self._work: dict[str, Answering] = {}  # by run: the present one
+        self._runs: dict[str, tuple[Experiment, Answering]] = {}  # by name: the present one
 
     def answer(self, letter: bytes) -> bytes:
         """Answer a letter, come what may."""
@@ -60,9 +62,9 @@ class LocalSite:
             case "hello":
                 return self._answer(declared=self.hello.model_dump(mode="json"))
             case "begin":
-                return self._answer(fingerprint=self._begin(letter, kept=False).sites.terms.fingerprint)
+                return self._answer(fingerprint=self._begin(letter, kept=False))
             case "work":
-                return self._answering(letter.text("run")).work(letter)
+                return self._run(letter.text("run"))[1].work(letter)
             case "finish":
                 return self._finish(letter)
             case _:
@@ -100,8 +102,8 @@ class LocalSite:
             write_atomically(path, secrets.token_bytes(32))
         return read_bytes(path)
 
-    def _begin(self, letter: Letter, kept: bool) -> Answering:
-        """Take part in a run: build its network around this site's own samples."""
+    def _begin(self, letter: Letter, kept: bool) -> str:
+        """Take part in a run: build its network around this site's own samples. Return the network's fingerprint."""
         try:
             common = Common.model_validate(letter.header.get("common"))
             experiment = make_experiment(dict(letter.header.get("experiment") or {}))
@@ -123,8 +125,8 @@ class LocalSite:
             make_directory(directory)
             write_atomically(directory / BEGIN, letter.pack())
             self.log(f"Joined the run {common.run} as number {self.number}: {experiment.method}.")
-        self._work = {common.run: answering}
-        return answering
+        self._runs = {common.run: (experiment, answering)}
+        return terms.fingerprint
 
     def _check(self, common: Common, experiment: Experiment, letter: Letter) -> None:
         """Refuse a run that is not the plan's, beyond what the site's own file allows."""
@@ -138,8 +140,6 @@ class LocalSite:
         planned = self.plan.terms()
         named = {**deciding_settings(experiment), "weights": None, "class_weights": planned.class_weights}
         if experiment.method == planned.method:
-            from fedtailor.methods import find_method
-
             complete = find_method(planned.method, planned.parameters).model_dump(exclude_none=True)
             planned = planned.model_copy(update={"parameters": complete})
         differing = first_difference({**deciding_settings(planned), "weights": None}, named)
@@ -152,25 +152,31 @@ class LocalSite:
             raise FaultError("letter", "The name of the run is no name.")
         return self.site.private / "runs" / run
 
-    def _answering(self, run: str) -> Answering:
+    def _run(self, run: str) -> tuple[Experiment, Answering]:
         """Go on with a run, after a restart too."""
-        if run not in self._work:
+        if run not in self._runs:
             path = self._directory(run) / BEGIN
             if not path.is_file():
                 raise FaultError("state", f"This site has not joined the run {run}.")
             self._begin(read_letter(read_bytes(path), str(path)), kept=True)
-        return self._work[run]
+        return self._runs[run]
 
     # --- the end ---
 
     def _finish(self, letter: Letter) -> Letter:
         """Write the model that this site predicts with: it stays here."""
-        answering = self._answering(letter.text("run"))
+        experiment, answering = self._run(letter.text("run"))
         sites, round = answering.sites, letter.number("round")
         sites.store.recall(self.number, letter.number("accepted"))
         theta = sites.personal_model(self.number, round, dict(letter.tensors))
         measured = sites.site(self.number).measure(theta)
-        del theta, measured
+        stem = self.site.private / "models" / answering.run
+        make_directory(stem.parent)
+        columns = {"label_column": self.site.label_column, "client_column": None}
+        files = write_site_model(
+            stem, experiment, sites.terms, sites.data, self.number, theta, measured, round, columns
+        )
+        self.log(f"Wrote the model of round {round}: {files[0]}.")
         return self._answer(written=True)
 
 
