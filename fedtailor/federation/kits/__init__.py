@@ -1,0 +1,8 @@
+"""Start-up kits: keys, certificates and safe policies of the server, its admin and every site; and their doctor.
+
+A kit is a directory as NVFlare wants it (`startup/`, `local/`, `transfer/`). Keys are made where they are used.
+"""
+
+from fedtailor.federation.kits.making import make_kits
+
+__all__ = ["make_kits"]
