@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import FedtailorError
+from fedtailor.federation.kits.project import ROLE
 from fedtailor.federation.plan import Plan
 
 ROLES = ("project_admin", "org_admin", "lead", "member")  # that a certificate can give
-ROLE = "lead"  # of the plan's admin: it may submit jobs, and has no power over participants
-CLASSES = ["fedtailor.federation.nvflare."]
+# All classes that a job may name, in full: a prefix would let it call whatever is in the modules behind it.
+SITE_CLASSES = ["fedtailor.federation.nvflare.executor.FedtailorExecutor"]
+SERVER_CLASSES = ["fedtailor.federation.nvflare.controller.FedtailorController"]
 GUARD = "fedtailor.federation.kits.guard.Guard"
 STORAGE = "/proc/self/cwd/storage"  # in the kit, wherever that lies: the server works in its kit's directory
 HEART_BEAT_TIMEOUT = 15  # seconds without a sign of life after which a site counts as gone; NVFlare's own: 600
+DEFAULTS = ("authorization.json.default", "resources.json.default")  # in force again if ours were lost
+LEFT_OUT = (  # of what NVFlare puts into a kit: other ways to start it, samples
+    *("startup/start.sh", "startup/sub_start.sh", "startup/stop_fl.sh", "startup/fl_admin.sh"),
+    *("startup/readme.txt", "startup/system_info.ipynb", "readme.txt", "local/privacy.json.sample"),
+)
 STREAMERS = ("site_log_streamer", "log_receiver")  # components that carry logs from sites to the server
 
 
@@ -45,7 +52,7 @@ def site_resources(given: dict[str, Any]) -> dict[str, Any]:
     return {
         **given,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": CLASSES,
+        "class_allow_list": SITE_CLASSES,
         "allow_log_streaming": False,
         "components": [guard, *_without_streamers(given)],
     }
@@ -66,7 +73,7 @@ def server_resources(given: dict[str, Any], plan: Plan) -> dict[str, Any]:
     return {
         **given,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": CLASSES,
+        "class_allow_list": SERVER_CLASSES,
         "servers": [server],
         "components": components,
     }
@@ -80,8 +87,10 @@ def secure(kit: Path, plan: Plan) -> None:
         given = json.loads((local / "resources.json.default").read_text("utf-8"))
         write_json(local / "authorization.json", authorization(plan, server))
         write_json(local / "resources.json", server_resources(given, plan) if server else site_resources(given))
-        for unsafe in ("authorization.json.default", "resources.json.default"):  # in force again if ours were lost
-            (local / unsafe).unlink()
+        for name in DEFAULTS:
+            (local / name).unlink()
+    for name in LEFT_OUT:
+        (kit / name).unlink(missing_ok=True)
     lock_away(kit)
 
 
@@ -91,7 +100,7 @@ def lock_away(directory: Path) -> None:
         if path.is_dir():
             path.chmod(0o700)
         elif not path.is_symlink():
-            path.chmod(0o700 if path.suffix == ".sh" else 0o600)
+            path.chmod(0o600)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

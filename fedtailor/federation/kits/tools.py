@@ -34,4 +34,5 @@ def nvflare(*words: str | Path) -> None:
         )
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "it does not say why").splitlines()[0].rstrip(".")
-        raise FedtailorError(f"NVFlare's `{' '.join(map(str, words[:2]))}` refused: {said}.")
+        command = " ".join(word for word in words[:2] if isinstance(word, str))
+        raise FedtailorError(f"NVFlare's `{command}` refused: {said}.")
