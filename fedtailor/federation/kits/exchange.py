@@ -21,7 +21,7 @@ from fedtailor.errors import FedtailorError, shown, unknown
 from fedtailor.federation.kits.certificates import fingerprint_of, read_certificate
 from fedtailor.federation.kits.policies import lock_away, secure, write_json
 from fedtailor.federation.kits.project import DAYS, organisation, participant
-from fedtailor.federation.kits.tools import need_nvflare, nvflare
+from fedtailor.federation.kits.tools import nvflare
 from fedtailor.federation.plan import Plan, read_plan
 from fedtailor.federation.site_file import read_site
 from fedtailor.files import make_directory, writing
@@ -43,7 +43,6 @@ class Sent:
 
 def request_kit(site: Path) -> Sent:
     """Make a site's key, and a request to send to the coordinator. The key stays in the site's directory."""
-    need_nvflare()
     own = read_site(site)
     plan, folder, file = own.read_plan(), own.private / REQUEST, own.here / f"{own.name}.request.zip"
     if os.path.lexists(folder):
@@ -60,7 +59,7 @@ def request_kit(site: Path) -> Sent:
     with writing(file):
         file.unlink(missing_ok=True)
         made.rename(file)
-    return Sent(file, _request_fingerprint(_meta(file, "request.json", "request")), own.name)
+    return Sent(file, request_fingerprint(file), own.name)
 
 
 def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bool = False) -> Sent:
@@ -68,7 +67,6 @@ def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bo
 
     `again` signs for a site that has an answer already: it lost its key, or its certificate ends.
     """
-    need_nvflare()
     plan = read_plan(kits / "server" / PLAN)
     if not (kits / CA / "rootCA.key").exists():
         raise FedtailorError(f"{kits} has no root key to sign with: its kits were all made at once (--central).")
@@ -87,7 +85,7 @@ def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bo
                     f"The request {request} is none of this federation: its {what} is {shown(meta.get(what))}, "
                     f"not {value!r}."
                 )
-        _compare(fingerprint, _request_fingerprint(meta), f"The request of {name}")
+        _compare(fingerprint, request_fingerprint(mine), f"The request of {name}")
         answer = kits / name / f"{name}.answer.zip"
         if answer.exists() and not again:
             raise FedtailorError(
@@ -99,7 +97,6 @@ def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bo
 
 def install(site: Path, answer: Path, fingerprint: str) -> Path:
     """Make a site's kit of its key and the coordinator's answer, with the safe policies set."""
-    need_nvflare()
     own = read_site(site)
     plan, kit, folder = own.read_plan(), own.path(own.kit), own.private / REQUEST
     if os.path.lexists(kit):
@@ -154,9 +151,9 @@ def package(plan: Plan, name: str, folder: Path, answer: Path, fingerprint: str,
         made.rename(kit)
 
 
-def _request_fingerprint(meta: dict[str, Any]) -> str:
-    """The fingerprint of a request: that of its public key, which NVFlare compares with the request."""
-    digest = str(meta.get("public_key_sha256")).upper()
+def request_fingerprint(request: Path) -> str:
+    """The fingerprint of a request: that of its public key, which NVFlare compares with the key itself."""
+    digest = str(_meta(request, "request.json", "request").get("public_key_sha256")).upper()
     return "SHA256:" + ":".join(re.findall("..", digest))
 
 

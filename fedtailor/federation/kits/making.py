@@ -12,7 +12,7 @@ from fedtailor.federation.kits.exchange import CA, PLAN, PROFILE, make_request, 
 from fedtailor.federation.kits.pages import page, site_template
 from fedtailor.federation.kits.policies import lock_away, secure, write_json
 from fedtailor.federation.kits.project import ADMIN, ROOT_DAYS, SERVER, participant, profile, project
-from fedtailor.federation.kits.tools import need_nvflare, nvflare
+from fedtailor.federation.kits.tools import nvflare
 from fedtailor.federation.plan import Plan, read_plan
 from fedtailor.files import make_directory, writing
 
@@ -27,7 +27,6 @@ def make_kits(plan: Plan | Path, out: Path, central: bool = False) -> Plan:
     Keys of the server and of the admin are made here, those of sites at the sites (`request_kit`, `approve`,
     `install`). `central` makes all of them here, which is for trials: who has `out` can then pass for any site.
     """
-    need_nvflare()
     source = None if isinstance(plan, Plan) else plan
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     for name in plan.sites:
