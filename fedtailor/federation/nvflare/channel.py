@@ -12,6 +12,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from fedtailor.errors import listed
 from fedtailor.federation.nvflare.job import TASK
 
 PATIENCE = 0.2  # seconds from look to look at NVFlare's wish to end the job
@@ -46,7 +47,8 @@ class FlareChannel:
                     yield site, ABSENT
             while tasks:
                 if self._abort.triggered:
-                    raise Interrupted("NVFlare ended the job")
+                    gone = [site for site in tasks if self._controller.get_client_disconnect_time(site)]
+                    raise Interrupted(f"{listed(gone)} left" if gone else "a process of the job ended")
                 try:
                     site, answer = answers.get(timeout=PATIENCE)
                 except Empty:
@@ -54,7 +56,7 @@ class FlareChannel:
                 if tasks.pop(site, None) is None:
                     continue
                 if answer is None:
-                    raise Interrupted(f"{site} is no longer connected")
+                    raise Interrupted(f"{site} left")
                 yield site, answer
         finally:
             for task in tasks.values():

@@ -19,6 +19,7 @@ OUTPUT = "nvflare.log"  # in the site's directory
 EVENTS = (  # in NVFlare's output, and in plain words
     (re.compile(rb"Successfully registered client"), "Connected to {server}:{port}."),
     (re.compile(rb"Launch the job in process ID"), "A job has begun."),
+    (re.compile(rb"cannot send to 'server'"), "The server is not reached; trying again."),
     (re.compile(rb"SSLCertVerificationError|certificate verify failed"), "The server's certificate was not accepted."),
 )
 
@@ -37,12 +38,13 @@ def stay_connected(path: Path, tell: Callable[[str], None]) -> None:
         tell(f"Connecting to {plan.server}:{plan.port} …")
         process = _start(path, file, kit)
         try:
-            output = Follow(file.private / OUTPUT, from_start=True)
+            output, last = Follow(file.private / OUTPUT, from_start=True), ""
             while process.poll() is None:
                 time.sleep(LOOK)
                 for line in output.lines():
                     for pattern, words in EVENTS:
-                        if pattern.search(line):
+                        if pattern.search(line) and words != last:
+                            last = words
                             tell(words.format(server=plan.server, port=plan.port))
                 for line in news.lines():
                     tell(line.decode(errors="replace"))

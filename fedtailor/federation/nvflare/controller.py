@@ -13,6 +13,7 @@ from fedtailor.errors import FedtailorError, brief
 from fedtailor.federation.coordinator import Coordinator
 from fedtailor.federation.nvflare.channel import FlareChannel, Interrupted
 from fedtailor.federation.nvflare.job import PLAN, RUN, Note
+from fedtailor.federation.nvflare.processes import end_with_parent
 from fedtailor.federation.plan import read_plan
 
 CHECK = 0.1  # seconds from look to look at the tasks
@@ -38,6 +39,7 @@ class FedtailorController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the federation to its end, or until the job cannot go on."""
+        end_with_parent()
         run, job = Path(os.environ[RUN]), fl_ctx.get_job_id()
         Note(job=job, state="running").write(run)
         try:

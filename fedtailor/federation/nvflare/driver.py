@@ -45,7 +45,7 @@ class Driver:
         self.tell, self.show = tell, show
         self._admin = Admin(admin_kit, self.plan.admin)
         self._server: subprocess.Popen[bytes] | None = None
-        self._own = False  # whether the server is ours
+        self._own = self._reached = False  # whether the server is ours, and has answered since it was started
         self._job: str | None = None
 
     @property
@@ -80,6 +80,8 @@ class Driver:
         """Start the server, unless it runs already."""
         if self._server and self._server.poll() is None:
             return
+        if self._own and not self._reached:
+            raise FedtailorError(f"The server does not start: {self.kit / LOG} says why.")
         if not self._own and _listens(self.plan.port):
             self.tell("The server runs already.")
             return
@@ -87,12 +89,12 @@ class Driver:
             environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
             self._server = launch("server", self.kit, log, **environment)
         self.tell("The server was started again." if self._own else f"The server listens on port {self.plan.port}.")
-        self._own = True
+        self._own, self._reached = True, False
 
     def _gather(self) -> list[str]:
         """Wait for the sites: for all of them before the first round, later as long as for a site's work."""
         begun = self.rounds > 0
-        patience = self.plan.deadline if begun else self.plan.join
+        patience = self.plan.deadline if begun and self._reached else self.plan.join
         deadline, told = time.monotonic() + patience, [""]
         while True:
             self._look()
@@ -105,7 +107,7 @@ class Driver:
             if missing != told:
                 told = missing
                 self.tell(f"Waiting for {listed(missing)}.")
-            if self._server and self._server.poll() is not None:
+            if self._own:
                 self._serve()
             time.sleep(1.0)
         if why:
@@ -124,6 +126,7 @@ class Driver:
             present = self._admin.sites()
         except Unreachable as error:
             return [], str(error)
+        self._reached = True
         return [site for site in self.plan.sites if site in present], ""
 
     def _run_job(self, sites: Sequence[str]) -> None:
@@ -139,8 +142,8 @@ class Driver:
             return
         reason = self._watch(self._job, sites)
         if reason:
-            self.tell(f"{reason[0].upper()}{reason[1:]}: the run goes on from its checkpoint.")
-        self._end(self._job)
+            self.tell(f"After round {self.rounds}: {reason}. The run goes on from its checkpoint.")
+        self._end(self._job, gently=not reason)
         self._job = None
 
     def _watch(self, job: str, sites: Sequence[str]) -> str:
@@ -172,7 +175,7 @@ class Driver:
                 continue
             gone = [site for site in sites if at_work.get(site) and now.get(site) is False]
             if back or gone:
-                return f"{listed(back or gone)} connected again"
+                return f"{listed(back or gone)} came back"
             at_work |= now
 
     def _ended_by_flare(self, job: str) -> str:
@@ -190,14 +193,15 @@ class Driver:
             raise FedtailorError(note.reason)
         return "" if note.state == "finished" else note.reason or "a process of the job ended"
 
-    def _end(self, job: str) -> None:
-        """Have a job ended, and wait for it."""
+    def _end(self, job: str, gently: bool = False) -> None:
+        """Have a job ended, or let it end by itself, and wait for it."""
         deadline = time.monotonic() + END
         while time.monotonic() < deadline and not (self._server and self._server.poll() is not None):
             try:
                 if self._admin.ended(job):
                     return
-                self._admin.abort(job)
+                if not gently:
+                    self._admin.abort(job)
             except Unreachable:
                 time.sleep(1.0)
             self._look()

@@ -8,6 +8,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedtailor.federation.nvflare.job import TASK
+from fedtailor.federation.nvflare.processes import end_with_parent
 from fedtailor.federation.nvflare.worker import Worker, WorkerFailed
 
 
@@ -19,8 +20,10 @@ class FedtailorExecutor(Executor):  # type: ignore[misc]
         self._worker = Worker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """End the worker process with the job."""
-        if event_type == EventType.END_RUN:
+        """End the worker process with the job, and the job with NVFlare's client."""
+        if event_type == EventType.START_RUN:
+            end_with_parent()
+        elif event_type == EventType.END_RUN:
             self._worker.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
