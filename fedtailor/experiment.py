@@ -271,7 +271,11 @@ class Experiment(_Strict):
     on_failure: Literal["skip", "stop"] = Field(
         "skip", description="leave a client that fails out of the round, or stop the run"
     )
-    engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
+    engine: Literal["auto", "in-process", "processes", "sites-in-memory"] = Field(
+        "auto",
+        description="where clients run: in-process, processes, or sites-in-memory: apart from each other and from the "
+        "server, with letters between as across a network",
+    )
     workers: int | None = Field(None, ge=1, le=1000, description="worker processes [as many as cores]")
     deadline: float | None = Field(
         None, gt=0, description="seconds that a client may take for its work in a round before it counts as failed"
@@ -414,7 +418,7 @@ class Settings(TypedDict, total=False):
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     patience: int | None
     on_failure: Literal["skip", "stop"]
-    engine: Literal["auto", "in-process", "processes"]
+    engine: Literal["auto", "in-process", "processes", "sites-in-memory"]
     workers: int | None
     deadline: float | None
     states: Literal["memory", "disk"]
@@ -508,16 +512,21 @@ def _setting_error(error: ValidationError) -> FedtailorError:
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings of an experiment file, those of the evaluation in their section."""
+    return in_sections(read_toml(path, "experiment file"))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file that people write; `what` names it in errors."""
     try:
         if path.stat().st_size > 4 * FILE_LIMIT:
-            raise FedtailorError(f"The experiment file {path} is too large: it may have {FILE_LIMIT:,} characters.")
-        return in_sections(parse_toml(path.read_text(encoding="utf-8-sig")))
+            raise FedtailorError(f"The {what} {path} is too large: it may have {FILE_LIMIT:,} characters.")
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise FedtailorError(f"There is no experiment file {path}.") from None
+        raise FedtailorError(f"There is no {what} {path}.") from None
     except (ValueError, RecursionError) as error:
-        raise FedtailorError(f"The experiment file {path} is not valid TOML: {error}.") from None
+        raise FedtailorError(f"The {what} {path} is not valid TOML: {error}.") from None
     except OSError as error:
-        raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None
+        raise FedtailorError(f"The {what} {path} cannot be read: {error.strerror}.") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:

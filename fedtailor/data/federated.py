@@ -68,6 +68,14 @@ class Join:
 
 
 @dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """Samples that are at their sites: their checksum and, where sites declare them, the training samples by class."""
+
+    checksum: str
+    counts: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
 class FederatedData:
     """The data of all clients; made by `federate`."""
 
@@ -85,6 +93,7 @@ class FederatedData:
     preprocessing: Preprocessing | None = None  # of a table: how its columns became features
     facts: tuple[Facts, ...] = ()  # of a table: what each client declares of its training samples
     notes: tuple[str, ...] = ()  # what the user should know of the data
+    elsewhere: Elsewhere | None = None  # the samples are: x and y are made up, the numbers in `bounds` declared
 
     @property
     def n_clients(self) -> int:
@@ -161,6 +170,8 @@ class FederatedData:
         The rows between two clients repeat the last sample before them, and belong to nobody.
         """
         step = self._step
+        if self.elsewhere is not None:
+            return self
         if not any(place[0] % step for place in self.places) and is_aligned(self.x) and is_aligned(self.y):
             return self
         rows: list[Tensor] = []
@@ -255,6 +266,8 @@ class FederatedData:
 
         The rows between clients do not count: it is that of samples without any.
         """
+        if self.elsewhere is not None:
+            return self.elsewhere.checksum
         stored = self._stored()
         owned, bounds, end = [rows for _, rows in stored], self.bounds.clone(), 0
         for client, rows in stored:
@@ -274,12 +287,14 @@ class FederatedData:
     def counts(self, split: str | None = None) -> Tensor:
         """Count the samples, clients × classes (one column for regression), in one split or in all.
 
-        A sample with several labels counts for each of them.
+        A sample with several labels counts for each of them. The samples of sites have one column too.
         """
         split = split or "all"
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         first, last = SPLITS[split]
+        if self.elsewhere is not None:
+            return (self.bounds[:, last] - self.bounds[:, first])[:, None]
         table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64)
         for row, place in zip(table, self.places, strict=True):
             labels = self.y[place[first] : place[last]]
@@ -291,6 +306,13 @@ class FederatedData:
                 case "numbers":
                     row += len(labels)
         return table
+
+    def class_counts(self) -> Tensor:
+        """Count all training clients' training samples by class."""
+        if self.elsewhere is not None and self.elsewhere.counts is not None:
+            return self.elsewhere.counts.sum(0)
+        training = [client for client in range(self.n_clients) if client not in self.new]
+        return self.counts("train")[training].sum(0)
 
 
 def _tensors(x: Inputs, owned: Sequence[slice]) -> Iterator[Tensor]:
