@@ -125,7 +125,7 @@ def test_a_hospital_that_comes_later_adapts_the_global_part(
     assert "held out no new clients" in refusal(call, "adapt", federation.root / "run", "--to", "others")
 
 
-def test_a_run_that_was_stopped_is_exported_as_it_is(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_is_exported_as_it_is(tmp_path: Path, call: Call) -> None:
     federation = Federation(tmp_path, method="fedavg")
 
     def stop(record: Any) -> None:
@@ -134,13 +134,12 @@ def test_a_run_that_was_stopped_is_exported_as_it_is(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Coordinator(federation.plan, tmp_path / "run", InMemory(federation.sites())).run(on_round=stop)
-    (file,) = ft.export(tmp_path / "run", global_model=True, to=tmp_path / "models")
-    assert read_model(file)[0].round == 2
+    assert "fedtailor deploy run PLAN.toml --out run" in done(call("export", "run", "--global", "--to", "models"))
+    assert read_model("models/global.safetensors")[0].round == 2
+    assert "fedtailor deploy run PLAN.toml --out run" in done(call("show", "run"))
 
 
-@pytest.mark.parametrize(
-    "words", [("show",), ("show", "--rounds"), ("show", "--clients"), ("show", "--json"), ("watch",)]
-)
+@pytest.mark.parametrize("words", [("show",), ("show", "--json"), ("watch",)])
 def test_a_deployed_run_is_shown_as_others(words: tuple[str, ...], deployed: Federation, call: Call) -> None:
     command, *options = words
     answer = call(command, deployed.root / "run", *options)
