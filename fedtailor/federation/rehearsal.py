@@ -175,5 +175,3 @@ def _together(exchanges: list[Exchange]) -> Iterator[Exchange]:
 
 def total_bytes(tensors: tuple[Sent, ...]) -> int:
     return sum(each.bytes for each in tensors)
-
-
