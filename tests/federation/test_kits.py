@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from fedtailor.errors import FedtailorError
 from fedtailor.federation.kits import Sent, approve, doctor, install, make_kits, request_kit
 from fedtailor.federation.kits.certificates import fingerprint_of, read_certificate
+from fedtailor.federation.kits.exchange import make_request
 from fedtailor.federation.kits.policies import SERVER_CLASSES, SITE_CLASSES
 from fedtailor.federation.plan import read_plan
 from fedtailor.federation.site_file import read_site
@@ -306,7 +307,7 @@ def test_without_nvflare() -> None:
 def test_the_tools_leave_nothing_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    make_kits(plan(tmp_path), tmp_path / "kits", central=True)
+    make_request(plan(tmp_path), "cleveland", tmp_path / "request")  # of which NVFlare keeps a note
     assert not list((tmp_path / "home").iterdir())
 
 
