@@ -13,6 +13,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedtailor.data.dataset import kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
@@ -184,6 +185,39 @@ class FederatedData:
         bounds = self.bounds - self.bounds[:, :1] + moved
         return replace(self, x=select(self.x, order), y=self.y.index_select(0, order), bounds=bounds)
 
+    def only(self, client: int) -> "FederatedData":
+        """Copy the samples of one client into memory of their own. All names and numbers stay; the others' data, and
+        what is known of them, are left out."""
+        start, *_, end = self.places[client]
+        rows = torch.arange(start, end, device=self.y.device)
+        alone = replace(
+            self,
+            x=select(self.x, rows),
+            y=self.y.index_select(0, rows),
+            bounds=self.bounds[client : client + 1] - start,
+            names=self.names[client : client + 1],
+            own_classes=self.own_classes[client : client + 1],
+            own_names=self.own_names[client : client + 1],
+            facts=self.facts[client : client + 1],
+            tokens=self.vocabulary,
+            notes=(),
+        )
+        return alone.placed(client, self.names)
+
+    def placed(self, number: int, names: tuple[str, ...]) -> "FederatedData":
+        """Make the one client of these data client `number` of a federation with these names. The others are empty."""
+        if self.n_clients != 1:
+            raise ValueError(f"These are the data of {self.n_clients} clients, not of one.")
+        before, after = number, len(names) - number - 1
+        return replace(
+            self,
+            bounds=functional.pad(self.bounds, (0, 0, before, after)),
+            names=names,
+            own_classes=(*(0,) * before, *self.own_classes, *(0,) * after) if self.own_classes else (),
+            own_names=(*((),) * before, *self.own_names, *((),) * after) if self.own_names else (),
+            facts=(*((),) * before, *self.facts, *((),) * after) if self.facts else (),
+        )
+
     @property
     def _step(self) -> int:
         """The number of rows from one 64-byte address to the next. Targets that are whole numbers may be anywhere."""
@@ -226,25 +260,6 @@ class FederatedData:
             facts=tuple(self.facts[client] for client in order) if self.facts else (),
             joined=(*self.joined, join),
         )
-
-    def only(self, client: int) -> "FederatedData":
-        """The same federation with the samples of one client alone, in memory of their own."""
-        start, trained, validated, end = self.places[client]
-        bounds = torch.zeros_like(self.bounds)
-        bounds[client] = torch.tensor([0, trained - start, validated - start, end - start])
-        x = self.x[start:end]
-        if isinstance(x, Tensor):
-            x = x.permute(0, 2, 3, 1).clone().permute(0, 3, 1, 2) if x.ndim == 4 else x.clone()
-        return replace(self, x=x, y=self.y[start:end].clone(), bounds=bounds)
-
-    def placed(self, number: int, names: tuple[str, ...]) -> "FederatedData":
-        """The data of one client, as client `number` of a federation with these names."""
-        bounds = torch.zeros(len(names), 4, dtype=torch.int64)
-        bounds[number] = self.bounds[0]
-        mine = [each == number for each in range(len(names))]
-        own = tuple(self.own_classes[0] if is_mine else 0 for is_mine in mine) if self.own_classes else ()
-        of = tuple(self.own_names[0] if is_mine else () for is_mine in mine) if self.own_names else ()
-        return replace(self, bounds=bounds, names=names, own_classes=own, own_names=of)
 
     def fingerprint(self) -> str:
         """Compute a checksum of all samples and of their partition; of samples that are not in memory, some.
