@@ -31,7 +31,7 @@ class FoundColumn:
     """A column of a site's table. Its cells and values are counted here and nowhere else."""
 
     name: str
-    kind: str  # number, category, label, group, split or ignored
+    kind: str  # number, category, group, split, label or ignored
     missing: int | None = None  # cells
     values: int | None = None  # different values of a category
     rare: int = 0  # values of a category that are not declared, as too few training rows have them
@@ -147,6 +147,12 @@ def _of_columns(site: SiteFile, plan: Plan) -> Iterator[str]:
             )
 
 
+def _label(site: SiteFile) -> str | None:
+    """The label column, as the site's file says or as it is called."""
+    header = _header(site)
+    return site.label_column or next((name for name in LABELS if name in header), None)
+
+
 def _near(name: str, names: list[str]) -> str | None:
     lower = {each.lower(): each for each in names}
     found = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
@@ -164,8 +170,7 @@ def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> list[str]:
         said = parse_columns(site.columns or "")
     except FedtailorError:
         return found
-    label = site.label_column or next((name for name in LABELS if name in header), None)
-    roles = {label, site.group, site.split_column, CLIENT}
+    roles = {_label(site), site.group, site.split_column, CLIENT}
     possible = header if plan.features is None else _present(site, plan) or {}
     features = [name for name in possible if name not in roles and said.get(name) != "ignore"]
     if len(features) > MOST_COLUMNS:
@@ -244,7 +249,7 @@ def _columns(site: SiteFile, dataset: Dataset) -> Iterator[FoundColumn]:
         yield FoundColumn(column.name, column.kind, missing, len(column.values) or None)
     if not dataset.columns:
         return
-    roles: Mapping[str, str | None] = {"group": site.group, "split": site.split_column}
+    roles = {"group": site.group, "split": site.split_column, "label": _label(site)}
     yield from (FoundColumn(name, role) for role, name in roles.items() if name)
     yield from (FoundColumn(name, "ignored") for name in dataset.ignored if name not in roles.values())
 
