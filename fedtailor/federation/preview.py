@@ -84,9 +84,11 @@ def preview(site: SiteFile, plan: Plan) -> Preview:
         return about
     try:
         hello = declare(site, plan, findings.dataset, read_bytes(secret) if about.secret else b"")
-        about = replace(
-            about, hello=hello, findings=with_rare(findings, _declared(hello, plan)), open=_open(hello, plan)
-        )
+        findings = with_rare(findings, _declared(hello, plan))
+        about = replace(about, hello=hello, findings=findings, open=_open(hello, plan))
+        if findings.problems:  # code that the site does not allow is not run, for example
+            return about
+        assert findings.dataset is not None
         rehearsal = rehearse(plan, plan.number(site.name), findings.dataset, _alone(hello, plan), about.tells)
     except FedtailorError as error:
         return replace(about, findings=_with(about.findings, in_site_file(str(error))))
