@@ -55,10 +55,14 @@ def look(site: SiteFile, plan: Plan) -> Findings:
     kinds = _present(site, plan)
     if kinds == {}:
         return Findings(problems=_distinct(problems))
+    dataset: Dataset | None
     try:
         dataset = read_data(site, plan if kinds is None else plan.model_copy(update={"features": kinds}))
     except FedtailorError as error:
-        return Findings(problems=_distinct([*problems, *_of_cells(site, plan, error)]))
+        mistakes, dataset = _of_cells(site, plan, error)
+        problems += mistakes
+    if dataset is None:
+        return Findings(problems=_distinct(problems))
     problems += [*_of_classes(dataset, plan), *_of_size(dataset)]
     return Findings(
         len(dataset),
@@ -163,28 +167,35 @@ def _near(name: str, names: list[str]) -> str | None:
 # --- cells ---
 
 
-def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> list[str]:
-    """List the mistakes of all columns, each read without the others; the first one alone if that is not possible."""
-    header, found = _header(site), [str(first)]
+def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> tuple[list[str], Dataset | None]:
+    """List the mistakes of all columns, each read without the others, and read those that have none. If that is not
+    possible, the first mistake stands alone."""
+    header, found, fit = _header(site), [str(first)], list[str]()
     try:
         said = parse_columns(site.columns or "")
     except FedtailorError:
-        return found
+        return found, None
     roles = {_label(site), site.group, site.split_column, CLIENT}
     possible = header if plan.features is None else _present(site, plan) or {}
     features = [name for name in possible if name not in roles and said.get(name) != "ignore"]
-    if len(features) > MOST_COLUMNS:
-        return found
-    for name in features:
-        others = {**said, **{each: "ignore" for each in header if each not in {name, *roles}}}
+
+    def read(names: list[str]) -> Dataset:
+        others = {**said, **{each: "ignore" for each in header if each not in {*names, *roles}}}
         columns = ", ".join(f'"{each}={kind}"' if "," in each else f"{each}={kind}" for each, kind in others.items())
-        alone = {name: plan.features[name]} if plan.features is not None else None
+        known = {name: plan.features[name] for name in names} if plan.features is not None else None
+        return read_data(site.model_copy(update={"columns": columns}), plan.model_copy(update={"features": known}))
+
+    for name in features if len(features) <= MOST_COLUMNS else ():
         try:
-            read_data(site.model_copy(update={"columns": columns}), plan.model_copy(update={"features": alone}))
+            read([name])
+            fit.append(name)
         except FedtailorError as error:
             if "needs features" not in str(error):  # a column that is ignored by itself is no mistake
                 found.append(str(error))
-    return found
+    try:
+        return found, read(fit) if fit else None
+    except FedtailorError as error:
+        return [*found, str(error)], None
 
 
 # --- classes and values ---

@@ -80,24 +80,17 @@ def preview(site: SiteFile, plan: Plan) -> Preview:
     findings = look(site, plan)
     secret = site.private / SECRET
     about = Preview(site.name, plan, site.data, site.tells(plan), findings, secret=secret.is_file())
-    if findings.dataset is None:
+    dataset = findings.dataset
+    if findings.problems or dataset is None:  # code that the site does not allow is not run, for example
         return about
     try:
-        hello = declare(site, plan, findings.dataset, read_bytes(secret) if about.secret else b"")
+        hello = declare(site, plan, dataset, read_bytes(secret) if about.secret else b"")
         findings = with_rare(findings, _declared(hello, plan))
         about = replace(about, hello=hello, findings=findings, open=_open(hello, plan))
-        if findings.problems:  # code that the site does not allow is not run, for example
-            return about
-        assert findings.dataset is not None
-        rehearsal = rehearse(plan, plan.number(site.name), findings.dataset, _alone(hello, plan), about.tells)
+        rehearsal = rehearse(plan, plan.number(site.name), dataset, _alone(hello, plan), about.tells)
     except FedtailorError as error:
-        return replace(about, findings=_with(about.findings, in_site_file(str(error))))
+        return replace(about, findings=replace(findings, problems=(in_site_file(str(error)),)))
     return replace(about, rehearsal=rehearsal)
-
-
-def _with(findings: Findings, problem: str) -> Findings:
-    """Add a problem, unless those that are known explain it."""
-    return findings if findings.problems else replace(findings, problems=(problem,))
 
 
 def _declared(hello: Hello, plan: Plan) -> dict[str, int]:

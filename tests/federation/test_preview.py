@@ -215,15 +215,16 @@ def test_each_mistake_is_named_with_what_to_do(
 
 def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     """Of the settings, of the plan's features and of the cells of two columns, though reading stops at the first."""
-    features = {"f0": "number", "f2": "number", "bmi": "number"}
-    federation = Federation(tmp_path, method="nowhere:Method", plan={"features": features}, site={"device": "abacus"})
+    plan = {"features": {"f0": "number", "f1": "number", "f2": "number", "bmi": "number"}, "classes": ["ill", "well"]}
+    federation = Federation(tmp_path, method="nowhere:Method", plan=plan, site={"device": "abacus"})
     path = tmp_path / OWN / "patients.csv"
     lines = path.read_text().splitlines()
     cells = lines[3].split(",")
-    lines[3] = ",".join(["old", cells[1], "much", *cells[3:]])
+    lines[3] = ",".join(["old", cells[1], "much", *cells[3:-1], "unclear"])
     path.write_text("\n".join(lines) + "\n")
     found = check(federation)
-    wanted = ("allow = ", "device 'abacus'", "'bmi'", "'old' in column 'f0'", "'much' in column 'f2'")
+    cells_and_classes = ("'old' in column 'f0'", "'much' in column 'f2'", "The class 'unclear' (1 row)")
+    wanted = ("allow = ", "device 'abacus'", "'bmi'", *cells_and_classes)
     assert len(found.problems) == len(wanted), found.problems
     assert all(words in problem for problem, words in zip(found.problems, wanted, strict=True)), found.problems
     assert found.hello is None
