@@ -34,7 +34,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="all of it, for programs")] = False,
 ) -> None:
-    """Check a site's data against the plan, and show exactly what would leave. Nothing is sent or written.
+    """Read the site's data, and show exactly what would leave. Nothing is sent.
 
     It says what was found in the data, what keeps the site from joining and how to mend it, each fact that the site
     declares, each tensor that goes up and down in the rounds, and what never leaves. Exit code 0: the site can join; 1:
@@ -102,7 +102,8 @@ def _show_data(found: "Preview") -> None:
         often = list(findings.classes.items())
         words = ", ".join(f"{visible(name)} ({count:,})" for name, count in often[:SHOWN_CLASSES])
         more = f" and {len(often) - SHOWN_CLASSES} more" if len(often) > SHOWN_CLASSES else ""
-        _say(f"{len(often)} classes: {words}{more}.")
+        where = next((f" in {visible(one.name)}" for one in findings.columns if one.kind == "label"), "")
+        _say(f"{len(often)} classes{where}: {words}{more}.")
     if findings.columns:
         _show_columns(findings)
     for note in findings.notes:
@@ -111,7 +112,7 @@ def _show_data(found: "Preview") -> None:
 
 def _show_columns(findings: "Findings") -> None:
     table = _table("column", "as", "missing", "values", "not declared", right=(2, 3, 4))
-    for one in (one for one in findings.columns if one.kind != "ignored"):
+    for one in (one for one in findings.columns if one.kind not in ("ignored", "label")):
         numbers = [one.missing, one.values, one.rare]
         table.add_row(visible(one.name), one.kind, *(f"{number:,}" if number else "·" for number in numbers))
     out.print(table)
