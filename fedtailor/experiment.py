@@ -271,7 +271,11 @@ class Experiment(_Strict):
     on_failure: Literal["skip", "stop"] = Field(
         "skip", description="leave a client that fails out of the round, or stop the run"
     )
-    engine: Literal["auto", "in-process", "processes"] = Field("auto", description="where clients run")
+    engine: Literal["auto", "in-process", "processes", "sites-in-memory"] = Field(
+        "auto",
+        description="where clients run: in-process, processes, or sites-in-memory: apart from each other and from the "
+        "server, with letters between as across a network",
+    )
     workers: int | None = Field(None, ge=1, le=1000, description="worker processes [as many as cores]")
     deadline: float | None = Field(
         None, gt=0, description="seconds that a client may take for its work in a round before it counts as failed"
@@ -414,7 +418,7 @@ class Settings(TypedDict, total=False):
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     patience: int | None
     on_failure: Literal["skip", "stop"]
-    engine: Literal["auto", "in-process", "processes"]
+    engine: Literal["auto", "in-process", "processes", "sites-in-memory"]
     workers: int | None
     deadline: float | None
     states: Literal["memory", "disk"]

@@ -65,6 +65,14 @@ class Join:
 
 
 @dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """Samples that are at their sites: their checksum and, where sites declare them, the training samples by class."""
+
+    checksum: str
+    counts: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
 class FederatedData:
     """The data of all clients; made by `federate`."""
 
@@ -82,6 +90,7 @@ class FederatedData:
     preprocessing: Preprocessing | None = None  # of a table: how its columns became features
     facts: tuple[Facts, ...] = ()  # of a table: what each client declares of its training samples
     notes: tuple[str, ...] = ()  # what the user should know of the data
+    elsewhere: Elsewhere | None = None  # the samples are: x and y are made up, the numbers in `bounds` declared
 
     @property
     def n_clients(self) -> int:
@@ -184,8 +193,29 @@ class FederatedData:
             joined=(*self.joined, join),
         )
 
+    def only(self, client: int) -> "FederatedData":
+        """The same federation with the samples of one client alone, in memory of their own."""
+        start, trained, validated, end = self.places[client]
+        bounds = torch.zeros_like(self.bounds)
+        bounds[client] = torch.tensor([0, trained - start, validated - start, end - start])
+        x = self.x[start:end]
+        if isinstance(x, Tensor):
+            x = x.permute(0, 2, 3, 1).clone().permute(0, 3, 1, 2) if x.ndim == 4 else x.clone()
+        return replace(self, x=x, y=self.y[start:end].clone(), bounds=bounds)
+
+    def placed(self, number: int, names: tuple[str, ...]) -> "FederatedData":
+        """The data of one client, as client `number` of a federation with these names."""
+        bounds = torch.zeros(len(names), 4, dtype=torch.int64)
+        bounds[number] = self.bounds[0]
+        mine = [each == number for each in range(len(names))]
+        own = tuple(self.own_classes[0] if is_mine else 0 for is_mine in mine) if self.own_classes else ()
+        of = tuple(self.own_names[0] if is_mine else () for is_mine in mine) if self.own_names else ()
+        return replace(self, bounds=bounds, names=names, own_classes=own, own_names=of)
+
     def fingerprint(self) -> str:
         """Compute a checksum of all samples and of their partition; of samples that are not in memory, some."""
+        if self.elsewhere is not None:
+            return self.elsewhere.checksum
         checksum = 0
         for tensor in (self.bounds, self.y, *_tensors(self.x)):
             tensor = tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
@@ -200,12 +230,14 @@ class FederatedData:
     def counts(self, split: str | None = None) -> Tensor:
         """Count the samples, clients × classes (one column for regression), in one split or in all.
 
-        A sample with several labels counts for each of them.
+        A sample with several labels counts for each of them. The samples of sites have one column too.
         """
         split = split or "all"
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         first, last = SPLITS[split]
+        if self.elsewhere is not None:
+            return (self.bounds[:, last] - self.bounds[:, first])[:, None]
         table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64)
         for row, place in zip(table, self.places, strict=True):
             labels = self.y[place[first] : place[last]]
@@ -217,6 +249,13 @@ class FederatedData:
                 case "numbers":
                     row += len(labels)
         return table
+
+    def class_counts(self) -> Tensor:
+        """Count all training clients' training samples by class."""
+        if self.elsewhere is not None and self.elsewhere.counts is not None:
+            return self.elsewhere.counts.sum(0)
+        training = [client for client in range(self.n_clients) if client not in self.new]
+        return self.counts("train")[training].sum(0)
 
 
 def _tensors(x: Inputs) -> Iterator[Tensor]:

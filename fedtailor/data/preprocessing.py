@@ -181,7 +181,9 @@ def _too_large(column: str) -> FedtailorError:
     return FedtailorError(f"The column {shown(column)} has numbers that are too large to standardise: scale it.")
 
 
-def agree(declared: Sequence[Facts], how: How = "federated", ignored: Sequence[str] = ()) -> Preprocessing:
+def agree(
+    declared: Sequence[Facts], how: How = "federated", ignored: Sequence[str] = (), names: Sequence[str] = ()
+) -> Preprocessing:
     """Make the constants of a federation from what its clients declare."""
     first = [(column.name, column.kind) for column in declared[0]]
     for client, theirs in enumerate(declared):

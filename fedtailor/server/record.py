@@ -2,6 +2,8 @@
 
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 about.json         the versions that made it, and the settings that decide its numbers
+federation.json    where clients are real sites: what they agreed on, and declared
+status.json        and who of them is there now
 network.json       the layers of the network, body, head and frozen, and what a client uploads
 partition.json     every client's name and its training, validation and test samples by class; of a table, how its
                    columns became features
@@ -69,6 +71,8 @@ FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "observed", "t
 GROWING = ("rounds.jsonl", "clients.jsonl")
 BEGINNING = (
     "lock",
+    "federation.json",
+    "status.json",
     "partition.json",
     "network.json",
     "about.json",

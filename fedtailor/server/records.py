@@ -210,7 +210,8 @@ class Partition(Record):
     def from_json(cls, line: bytes) -> Self:
         record = super().from_json(line)
         clients, classes = len(record.clients), max(len(record.classes), 1)
-        if any([len(row) for row in getattr(record, split)] != [classes] * clients for split in SPLITS):
+        rows = [[len(row) for row in getattr(record, split)] for split in SPLITS]
+        if any(widths != [classes] * clients for widths in rows) and any(widths != [1] * clients for widths in rows):
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
