@@ -91,7 +91,7 @@ class Hospital:
 
 SCREENED = {"typical": 0.6, "non-anginal": -0.4}  # chest pain: no pain says nothing, typical pain much
 HOSPITALS = {
-    "harbour": Hospital(300, 0.46, missing={"vessels": 0.02, "thal": 0.01}),
+    "harbour": Hospital(300, 0.46, missing={"vessels": 0.03, "thal": 0.03}),
     # Examines everybody of a certain age, so that patients without pain are like all others.
     "hill": Hospital(
         290,
