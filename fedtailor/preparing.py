@@ -163,7 +163,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     device = find_device(experiment.device)
     check_training(experiment, method, device)
     given = objects.data
-    data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
+    data = given.aligned() if isinstance(given, FederatedData) else partition_data(experiment, given)
+    data = data.to(device)
     loss = objects.loss or find_loss(experiment.loss)
     if objects.loss is None:
         _check_loss(experiment.loss, data)

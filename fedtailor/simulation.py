@@ -63,9 +63,7 @@ class Simulation:
             method,
             prepared.server(self.transport.declare(), store),
             list(data.names),
-            Evaluator(
-                experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new], data.names
-            ),
+            Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,

@@ -81,6 +81,8 @@ class RoundProgress:
             quality = self.metric.shown(value)
         else:
             quality = "" if record.loss is None else f"loss {record.loss:.4g}"
+        if record.missing:
+            quality = f"{quality} {record.of_clients}" if record.evaluated else "no client was measured"
         self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}")
 
 
@@ -106,7 +108,10 @@ def progress_bars() -> Iterator[Progress]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        (bars.console if out.is_terminal else err).print(marked("Warning:", "yellow", message), soft_wrap=True)
+        from fedtailor.server.failures import ClientNote
+
+        label = ("Note:", "cyan") if issubclass(category, ClientNote) else ("Warning:", "yellow")
+        (bars.console if out.is_terminal else err).print(marked(*label, message), soft_wrap=True)
 
     with warnings.catch_warnings(), bars:
         warnings.simplefilter("always", category=UserWarning)
@@ -139,6 +144,9 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     if came := joined_in_words(results[0].partition["joined"]):
         yield f"{came}."
     for result in results:
+        if words := result.measured_for:
+            yield f"{result.experiment.method}: {words}" if len(results) > 1 else words
+    for result in results:
         if result.stopped:
             yield f"{result.experiment.method}: {result.stopped}."
     clients = len(results[0].names)
@@ -156,9 +164,12 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
 def _row(result: "RunResult", best: float | None) -> list[str | Text]:
     from fedtailor.server.records import Averages
 
-    chosen, on_validation = result.chosen() or Averages(), result.chosen("best-validation") or Averages()
+    counted, on_validation = result.chosen(), result.chosen("best-validation") or Averages()
+    chosen = counted or Averages()
     metric, rounds = result.metric, result.rounds
     value = metric.text(result.value)
+    if counted and counted.missing:
+        value += f"\n{counted.of_clients.removesuffix(' clients')}"
     return [
         result.experiment.method,
         Text(value, style="bold green") if best is not None and result.value == best else value,

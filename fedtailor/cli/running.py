@@ -298,7 +298,9 @@ def _profile_table(results: list["RunResult"]) -> Any:
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
     table, metric = plain_table("Rounds"), result.metric
-    for name in ("round", metric.title, "std", "loss", "participants", "failed", "up", "down", "seconds"):
+    missing = any(record.missing for record in result.rounds)
+    counts = ("participants", "failed", *(["not measured"] if missing else []))
+    for name in ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
     for record in result.rounds[step - 1 :: step]:
@@ -309,6 +311,7 @@ def _rounds_table(result: "RunResult") -> Any:
             decimals(record.loss),
             str(len(record.participants)),
             str(len(record.failed)),
+            *([str(len(record.missing))] if missing else []),
             human_bytes(record.bytes_up),
             human_bytes(record.bytes_down),
             f"{record.seconds:.2f}",

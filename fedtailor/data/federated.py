@@ -1,12 +1,14 @@
 """A federation's data: the samples of all clients, and each client's view of its own.
 
 All clients' samples are in one tensor, client by client, and within a client train, validation, test. So a client's
-data is a slice without copies, and can be shared between processes.
+data is a slice without copies, and can be shared between processes. Each client's samples begin at a 64-byte address,
+as they do where they are alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from zlib import crc32
 
 import torch
@@ -16,7 +18,7 @@ from fedtailor.data.dataset import kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
 from fedtailor.errors import unknown
 from fedtailor.files import Count
-from fedtailor.local.inputs import Inputs, Lazy, Several, join, take, tensors
+from fedtailor.local.inputs import Inputs, Lazy, Several, is_aligned, join, samples_per_line, select, take, tensors
 from fedtailor.metric import Targets
 
 PIECE = 4096  # samples that are looked at together
@@ -106,7 +108,7 @@ class FederatedData:
         """The number of outputs of a network for these data: one a class, or one a target."""
         return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
 
-    @property
+    @cached_property
     def vocabulary(self) -> int | None:
         """The number of token values, if the samples are whole numbers from 0: as the data set says it, or counted."""
         kind = self.x.like if isinstance(self.x, Lazy) else self.x
@@ -161,14 +163,46 @@ class FederatedData:
         """Move all samples to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
+    def aligned(self) -> "FederatedData":
+        """Put each client's samples at a 64-byte address: matrix products have other last bits at other addresses.
+
+        The rows between two clients repeat the last sample before them, and belong to nobody.
+        """
+        step = self._step
+        if self.elsewhere is not None:
+            return self
+        if not any(place[0] % step for place in self.places) and is_aligned(self.x) and is_aligned(self.y):
+            return self
+        rows: list[Tensor] = []
+        moved, end = torch.zeros(self.n_clients, 1, dtype=torch.int64), 0
+        for client, owned in self._stored():
+            rows += [rows[-1][-1:].expand(gap)] if (gap := -end % step) else []
+            rows.append(torch.arange(owned.start, owned.stop))
+            moved[client] = end + gap
+            end += gap + len(rows[-1])
+        order = torch.cat(rows).to(self.y.device)
+        bounds = self.bounds - self.bounds[:, :1] + moved
+        return replace(self, x=select(self.x, order), y=self.y.index_select(0, order), bounds=bounds)
+
+    @property
+    def _step(self) -> int:
+        """The number of rows from one 64-byte address to the next. Targets that are whole numbers may be anywhere."""
+        return lcm(samples_per_line(self.x), samples_per_line(self.y) if self.y.is_floating_point() else 1)
+
+    def _stored(self) -> list[tuple[int, slice]]:
+        """List the clients that have samples, with their rows, as they are stored."""
+        rows = [(client, slice(start, end)) for client, (start, *_, end) in enumerate(self.places) if start < end]
+        return sorted(rows, key=lambda row: row[1].start)
+
     def with_new(self, other: "FederatedData") -> "FederatedData":
         """Append the clients of other data of the same kind, as new ones. What is there stays where it is."""
-        count = self.n_clients + other.n_clients
+        count, n = self.n_clients + other.n_clients, len(self.y)
+        gap = torch.full((-n % self._step,), n - 1, device=self.y.device)
         return replace(
             self,
-            x=_stacked(self.x, other.x),
-            y=torch.cat([self.y, other.y]),
-            bounds=torch.cat([self.bounds, other.bounds + len(self.y)]),
+            x=_stacked(self.x, select(self.x, gap), other.x),
+            y=torch.cat([self.y, self.y[gap], other.y]),
+            bounds=torch.cat([self.bounds, other.bounds + n + len(gap)]),
             names=(*self.names, *other.names),
             new=self.new | set(range(self.n_clients, count)),
             own_classes=(*self.own_classes, *other.own_classes),
@@ -213,11 +247,19 @@ class FederatedData:
         return replace(self, bounds=bounds, names=names, own_classes=own, own_names=of)
 
     def fingerprint(self) -> str:
-        """Compute a checksum of all samples and of their partition; of samples that are not in memory, some."""
+        """Compute a checksum of all samples and of their partition; of samples that are not in memory, some.
+
+        The rows between clients do not count: it is that of samples without any.
+        """
         if self.elsewhere is not None:
             return self.elsewhere.checksum
+        stored = self._stored()
+        owned, bounds, end = [rows for _, rows in stored], self.bounds.clone(), 0
+        for client, rows in stored:
+            bounds[client] += end - rows.start
+            end += rows.stop - rows.start
         checksum = 0
-        for tensor in (self.bounds, self.y, *_tensors(self.x)):
+        for tensor in (bounds, *_tensors(self.y, owned), *_tensors(self.x, owned)):
             tensor = tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
             checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
         return f"{checksum:08x}"
@@ -258,19 +300,19 @@ class FederatedData:
         return self.counts("train")[training].sum(0)
 
 
-def _tensors(x: Inputs) -> Iterator[Tensor]:
+def _tensors(x: Inputs, owned: Sequence[slice]) -> Iterator[Tensor]:
     """Yield the tensors that stand for samples in a checksum: all, or some that are spread evenly over lazy ones."""
     if isinstance(x, Several):
         for part in x.parts:
-            yield from _tensors(part)
+            yield from _tensors(part, owned)
     elif isinstance(x, Lazy):
-        yield from tensors(take(x, torch.linspace(0, len(x) - 1, CHECKED).long().unique()))
+        rows = torch.cat([torch.arange(rows.start, rows.stop) for rows in owned])
+        yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED).long().unique()]))
     else:
-        yield x
+        yield from (x[rows] for rows in owned)
 
 
-def _stacked(one: Inputs, other: Inputs) -> Inputs:
+def _stacked(*pieces: Inputs) -> Inputs:
     """Put samples behind each other; images keep their channels last in memory (see `as_inputs`)."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim == 4:
-        return torch.cat([x.permute(0, 2, 3, 1) for x in (one, other)]).permute(0, 3, 1, 2)
-    return join([one, other])
+    images = [piece.permute(0, 2, 3, 1) for piece in pieces if isinstance(piece, Tensor) and piece.ndim == 4]
+    return torch.cat(images).permute(0, 3, 1, 2) if images else join(pieces)

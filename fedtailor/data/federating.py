@@ -89,7 +89,7 @@ def federate(
         tokens=dataset.tokens,
         **table,
     )
-    return _own_labels(federated) if labels == "own" else federated
+    return (_own_labels(federated) if labels == "own" else federated).aligned()
 
 
 def _features(

@@ -16,7 +16,8 @@ from fedtailor.experiment import DATA_SETTINGS, Experiment, make_experiment, rea
 COMMON = ("test", "validation", "pixels", "labels", "preprocessing", "image_size")
 OWN = ({*DATA_SETTINGS} - {*COMMON}) | {"engine", "workers", "deadline", "device", "debug"}
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
-Host = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")]
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"  # between the dots of a host name
+Host = Annotated[str, StringConstraints(pattern=rf"^({_LABEL}\.)*{_LABEL}$", max_length=64)]  # as certificates have it
 Disclosed = Literal["exact", "rounded", "none"]
 DISCLOSED: tuple[Disclosed, ...] = ("exact", "rounded", "none")  # from all to nothing
 FileModel = TypeVar("FileModel", bound="FileOf")
@@ -44,7 +45,9 @@ class Plan(FileOf):
     server: Host = Field("localhost", description="the server's host name: what sites connect to, and its certificate")
     port: int = Field(8002, ge=1, le=65535, description="the one port that sites connect to")
     admin: str = Field(
-        "coordinator@localhost", pattern=r"^[^@\s]+@[^@\s]+$", description="who may start runs: a name like a@b"
+        "coordinator@example.org",
+        pattern=r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$",
+        description="who may start runs: a name like an e-mail address",
     )
     sites: tuple[Name, ...] = Field(min_length=1, max_length=10_000, description="in the order of the clients' numbers")
     classes: tuple[str, ...] | None = Field(None, description="their names [declared by the sites]")

@@ -99,6 +99,8 @@ def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Call
     }[axis]
     if came := joined_in_words(summary.lines[0].results[0].partition["joined"]):
         caption += f" {came}: means are over more clients from then on."
+    if any(record.missing for line in summary.lines for result in line.results for record in result.rounds):
+        caption += " In some rounds not all clients were measured: means there are over fewer clients."
     if seeds:
         caption += " Lines are means over seeds, bands one standard deviation to both sides."
     return Figure(f"curves-{axis}", "Learning curves", caption, panels, max(2, len(panels)), tab=f"over {axis}")
@@ -152,7 +154,8 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
             np.array([-0.5, len(kept) - 0.5]), np.full(2, heights.mean()), "mean", Style(dash="dot"), kind="fit"
         )
         bars = Bars(heights[kept], [texts[place] for place in kept], styles[line.title])
-        drawn.append((f"{line.title}: {heights.mean():.4g}{unit}", line.title, bars, mean))
+        of_clients = f" ({line.of_clients})" if line.missing else ""
+        drawn.append((f"{line.title}: {heights.mean():.4g}{unit}{of_clients}", line.title, bars, mean))
     if not drawn:
         return None
     ends = [end for _, _, bars, _ in drawn for end in (float(bars.y.min()), float(bars.y.max()))]

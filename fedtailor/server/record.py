@@ -246,7 +246,8 @@ class RunDirectory:
         if len(clients) < len(rounds):
             raise damaged(self.path / "clients.jsonl", f"it has {len(clients)} of {len(rounds)} rounds")
         known = len(partition.clients)
-        if any(client >= known for record in rounds for client in (*record.participants, *record.failed)):
+        lists = ((*record.participants, *record.failed, *record.missing) for record in rounds)
+        if any(client >= known for clients_of_round in lists for client in clients_of_round):
             raise damaged(self.path / "rounds.jsonl", "it names clients that do not exist")
         named = (
             client for record in clients for of in (record.results, record.bytes_up, record.bytes_down) for client in of

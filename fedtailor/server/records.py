@@ -52,7 +52,7 @@ class Averages(Record):
 
     `worst_decile` is the mean of the worst tenth of the clients, at least one, by the metric that decides; `std` is the
     standard deviation over clients of the same. Training metrics are weighted by samples: the objective Σ n_i/n f_i.
-    `evaluated` counts the clients with test samples.
+    `evaluated` counts the clients with test samples that were measured.
     """
 
     accuracy: float | None = None
@@ -92,12 +92,16 @@ class Averages(Record):
 
 @dataclass(kw_only=True)
 class RoundRecord(Averages):
-    """One round: its metrics, who took part and who failed, what it cost, and warnings by subject."""
+    """One round: its metrics, who took part and who failed, what it cost, and warnings by subject.
+
+    `missing` are the clients that should have been evaluated and were not: the averages are of the others.
+    """
 
     round: Count
     participants: list[Count]
     failed: list[Count] = field(default_factory=list)
     misled: list[Count] = field(default_factory=list)  # of those, the ones that failed because of what they were sent
+    missing: list[Count] = field(default_factory=list)
     warnings: dict[str, str] = field(default_factory=dict)
     bytes_down: Count
     bytes_up: Count
@@ -115,6 +119,11 @@ class RoundRecord(Averages):
     def bytes(self) -> int:
         """Up and down."""
         return self.bytes_up + self.bytes_down
+
+    @property
+    def of_clients(self) -> str:
+        """Say of how many clients the averages are: "of 3 of 4 clients", or "" if none is missing."""
+        return f"of {self.evaluated} of {self.evaluated + len(self.missing)} clients" if self.missing else ""
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,227 @@
+"""The driver of a federation: it starts the server, submits jobs and watches them until all rounds are done.
+
+NVFlare lets no site into a running job, ends a whole job with one of its processes, and forgets a job with its
+server. So a job is only a stretch of a run: after any of these the next one goes on from the checkpoint. Whether the
+run is done is read from its directory alone.
+"""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedtailor.errors import FedtailorError, listed
+from fedtailor.federation.nvflare.admin import Admin, Unreachable
+from fedtailor.federation.nvflare.job import PLAN, RUN, read_note, write_job
+from fedtailor.federation.nvflare.launch import launch
+from fedtailor.federation.nvflare.processes import end
+from fedtailor.federation.plan import read_plan
+from fedtailor.files import make_directory
+
+LOOK = 0.5  # seconds from look to look at the run directory
+ASK = 3.0  # and from question to question to the server
+START = 120.0  # seconds for a submitted job to start
+END = 60.0  # and for one to end
+FRUITLESS = 5  # jobs in a row without a finished round: something is wrong
+LOG = "nvflare.log"
+
+
+class Driver:
+    """Sees a federation through. `tell` gets a line when something happens, `show` is called again and again."""
+
+    def __init__(
+        self,
+        plan_file: Path,
+        run: Path,
+        server_kit: Path,
+        admin_kit: Path,
+        tell: Callable[[str], None],
+        show: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan = read_plan(plan_file)
+        self.plan_file, self.directory, self.kit = plan_file, run, server_kit
+        self.tell, self.show = tell, show
+        self._admin = Admin(admin_kit, self.plan.admin)
+        self._server: subprocess.Popen[bytes] | None = None
+        self._own = self._reached = False  # whether the server is ours, and has answered since it was started
+        self._job: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return (self.directory / "result.json").is_file()
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that are done."""
+        file = self.directory / "rounds.jsonl"
+        return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+    def run(self) -> None:
+        """Run all rounds that are left. However it ends, what was started is ended, and the same call goes on."""
+        make_directory(self.directory)
+        fruitless = 0
+        try:
+            while not self.finished:
+                self._serve()
+                sites, before = self._gather(), self.rounds
+                self._run_job(sites)
+                fruitless = 0 if self.rounds > before else fruitless + 1
+                if fruitless == FRUITLESS and not self.finished:
+                    raise FedtailorError(
+                        f"No round was finished in {FRUITLESS} jobs in a row: {self.kit / LOG} says what happened."
+                    )
+        finally:
+            self._close()
+
+    def _serve(self) -> None:
+        """Start the server, unless it runs already."""
+        if self._server and self._server.poll() is None:
+            return
+        if self._own and not self._reached:
+            raise FedtailorError(f"The server does not start: {self.kit / LOG} says why.")
+        if not self._own and _listens(self.plan.port):
+            self.tell("The server runs already.")
+            return
+        with open(self.kit / LOG, "ab") as log:
+            environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
+            self._server = launch("server", self.kit, log, **environment)
+        self.tell("The server was started again." if self._own else f"The server listens on port {self.plan.port}.")
+        self._own, self._reached = True, False
+
+    def _gather(self) -> list[str]:
+        """Wait for the sites: for all of them before the first round, later as long as for a site's work."""
+        begun = self.rounds > 0
+        patience = self.plan.deadline if begun and self._reached else self.plan.join
+        deadline, told = time.monotonic() + patience, [""]
+        while True:
+            self._look()
+            present, why = self._connected()
+            missing = [site for site in self.plan.sites if site not in present]
+            if not missing:
+                return present
+            if time.monotonic() > deadline:
+                break
+            if missing != told:
+                told = missing
+                self.tell(f"Waiting for {listed(missing)}.")
+            if self._own:
+                self._serve()
+            time.sleep(1.0)
+        if why:
+            raise FedtailorError(f"The server cannot be reached ({why}): {self.kit / LOG} says more.")
+        if present and begun and self.plan.terms().on_failure == "skip":
+            self.tell(f"The run goes on without {listed(missing)}.")
+            return present
+        raise FedtailorError(
+            f"{listed(missing)} did not connect within {patience:g} s: start `fedtailor site start` there, and then "
+            f"this command again, which goes on after round {self.rounds}."
+        )
+
+    def _connected(self) -> tuple[list[str], str]:
+        """The sites of the plan that are connected; or, in words, why this is not known."""
+        try:
+            present = self._admin.sites()
+        except Unreachable as error:
+            return [], str(error)
+        self._reached = True
+        return [site for site in self.plan.sites if site in present], ""
+
+    def _run_job(self, sites: Sequence[str]) -> None:
+        """Submit a job and watch it to its end."""
+        folder = self.directory / "job"
+        write_job(folder, self.plan.name, sites)
+        try:
+            for old in self._admin.jobs():  # of a driver that was killed
+                self._end(old)
+            self._job = self._admin.submit(folder)
+        except Unreachable as error:
+            self.tell(f"The job was not submitted: {error}.")
+            return
+        reason = self._watch(self._job, sites)
+        if reason:
+            self.tell(f"After round {self.rounds}: {reason}. The run goes on from its checkpoint.")
+        self._end(self._job, gently=not reason)
+        self._job = None
+
+    def _watch(self, job: str, sites: Sequence[str]) -> str:
+        """Watch a job until it ends or must end; say why. The empty text: all rounds are done."""
+        submitted, asked, at_work = time.monotonic(), time.monotonic(), dict[str, bool]()
+        while True:
+            self._look()
+            note = read_note(self.directory)
+            state = note.state if note and note.job == job else ""
+            if note and state in ("refused", "failed"):
+                raise FedtailorError(note.reason)
+            if note and state == "interrupted":
+                return note.reason
+            if state == "finished":
+                return ""
+            if self._server and self._server.poll() is not None:
+                return "the server's process ended"
+            if not state and time.monotonic() - submitted > START:
+                return "the job did not start"
+            if time.monotonic() - asked < ASK:
+                continue
+            asked = time.monotonic()
+            try:
+                if self._admin.ended(job):
+                    return self._ended_by_flare(job)
+                back = [site for site in self._connected()[0] if site not in sites]
+                now = self._admin.at_work(job)
+            except Unreachable:
+                continue
+            gone = [site for site in sites if at_work.get(site) and now.get(site) is False]
+            if back or gone:
+                return f"{listed(back or gone)} came back"
+            at_work |= now
+
+    def _ended_by_flare(self, job: str) -> str:
+        """Say why a job ended of which its controller has not said so."""
+        time.sleep(LOOK)
+        note = read_note(self.directory)
+        if not note or note.job != job:
+            if not self._own:
+                raise FedtailorError(
+                    f"The server that runs already does not write to {self.directory}: end it, or start it with "
+                    f"{RUN} set to this directory and {PLAN} to the plan."
+                )
+            return "the job did not start"
+        if note.state in ("refused", "failed"):
+            raise FedtailorError(note.reason)
+        return "" if note.state == "finished" else note.reason or "a process of the job ended"
+
+    def _end(self, job: str, gently: bool = False) -> None:
+        """Have a job ended, or let it end by itself, and wait for it."""
+        deadline = time.monotonic() + END
+        while time.monotonic() < deadline and not (self._server and self._server.poll() is not None):
+            try:
+                if self._admin.ended(job):
+                    return
+                if not gently:
+                    self._admin.abort(job)
+            except Unreachable:
+                time.sleep(1.0)
+            self._look()
+
+    def _look(self) -> None:
+        self.show()
+        time.sleep(LOOK)
+
+    def _close(self) -> None:
+        """End what was started. The job is ended first, so that sites need not find out by themselves."""
+        if self._job and self._server and self._server.poll() is None:
+            with suppress(Unreachable):
+                self._admin.abort(self._job)
+        self._admin.close()
+        if self._server:
+            end(self._server)
+
+
+def _listens(port: int) -> bool:
+    """Find out whether something on this machine listens on a port."""
+    with suppress(OSError), socket.create_connection(("localhost", port), 1.0):
+        return True
+    return False
