@@ -59,7 +59,7 @@ def test_full_batches_have_the_bits_of_in_process(method: str, features: int) ->
 
 
 @pytest.mark.parametrize("settings", [
-    {"model": "mclr", "frozen": None, "participation": "independent:0.5"},
+    {"model": "mlp:8", "participation": "independent:0.5"},
     {"model": "mlp", "lora": 2},
     {"evaluate_model": "local"},
     {"evaluate_model": "global"},
