@@ -244,7 +244,8 @@ class FederatedData:
         mine = [each == number for each in range(len(names))]
         own = tuple(self.own_classes[0] if is_mine else 0 for is_mine in mine) if self.own_classes else ()
         of = tuple(self.own_names[0] if is_mine else () for is_mine in mine) if self.own_names else ()
-        return replace(self, bounds=bounds, names=names, own_classes=own, own_names=of)
+        facts = tuple(self.facts[0] if is_mine else () for is_mine in mine) if self.facts else ()
+        return replace(self, bounds=bounds, names=names, own_classes=own, own_names=of, facts=facts)
 
     def fingerprint(self) -> str:
         """Compute a checksum of all samples and of their partition; of samples that are not in memory, some.

@@ -64,7 +64,9 @@ class Preview:
             "found": {**findings, "columns": [asdict(column) for column in self.findings.columns]},
             "declared": self.hello.model_dump(mode="json") if self.hello else None,
             "metrics": self.tells,
-            "begin": {"down": [asdict(each) for each in played.begin], "up": ["site", "fingerprint"]} if played else None,
+            "begin": {"down": [asdict(each) for each in played.begin], "up": ["site", "fingerprint"]}
+            if played
+            else None,
             "rounds": [asdict(each) for each in played.exchanges] if played else None,
             "end": {"up": ["site", "written"]},
             "faults": list(self.faults),
@@ -127,5 +129,3 @@ def _open(hello: Hello, plan: Plan) -> tuple[str, ...]:
     if hello.tokens is not None:
         found.append("the largest number of token values that a site has")
     return tuple(found)
-
-

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -25,12 +26,12 @@ from fedtailor.preparing import Objects, prepare
 from fedtailor.server.loop import Loop
 from fedtailor.simulation import Simulation
 from fedtailor.site.answering import Answering
-from fedtailor.site.sites import Sites
 from fedtailor.transport.channel import Answers, InMemory
 from fedtailor.transport.remote import Remote
 
 MOST_WORK = 1_000  # trainings of sites; of later rounds the server's own check says what it takes
-HELD_OUT = 2  # validation and test samples
+BATCH = 32  # training samples where a batch is all of them
+HELD_OUT = 256  # validation samples, and test samples
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,15 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
         return Rehearsal(begin, tuple(_together([*exchanges, *later])), last)
 
 
-def _few(data: FederatedData, number: int, batch: int) -> FederatedData:
-    """Take a batch of training samples and a few others of this site, for every site of the federation."""
-    own = data.client(number)
-    parts = [(own.train, batch), (own.validation, HELD_OUT), (own.test, HELD_OUT), (own.train, 1)]
+def _few(data: FederatedData, number: int, batch: int | Literal["full"]) -> FederatedData:
+    """Take a batch of this site's training samples, and its others: which metrics are defined depends on them. The
+    other sites train on the same batch, and have two of the samples behind it to validate and to test on."""
+    own, batch = data.client(number), BATCH if batch == "full" else batch
+    parts = [(own.train, batch), (own.validation, HELD_OUT), (own.test, HELD_OUT), (own.train, 1), (own.train, 1)]
     few = [(x[:most], y[:most]) for (x, y), most in parts]
-    trained, validated, end, _ = torch.tensor([len(y) for _, y in few]).cumsum(0).tolist()
-    # Where this site has nothing to test on, the others have a training sample: a federation that tests nothing is none.
-    bounds = torch.tensor([0, trained, validated, max(end, validated + 1)]).repeat(data.n_clients, 1)
-    bounds[number, 3] = end
+    trained, validated, end, *_ = torch.tensor([len(y) for _, y in few]).cumsum(0).tolist()
+    bounds = torch.tensor([0, trained, trained + 1, trained + 2]).repeat(data.n_clients, 1)
+    bounds[number] = torch.tensor([0, trained, validated, end])
     own_classes = (data.own_classes[number],) * data.n_clients if data.own_classes else ()
     x, y = join([x for x, _ in few]), torch.cat([y for _, y in few])
     return replace(data, x=x, y=y, bounds=bounds, own_classes=own_classes, own_names=(), facts=())
@@ -171,9 +172,3 @@ def _together(exchanges: list[Exchange]) -> Iterator[Exchange]:
         alike.setdefault(repr(replace(each, rounds=())), []).append(each)
     for same in alike.values():
         yield replace(same[0], rounds=tuple(sorted({round for each in same for round in each.rounds})))
-
-
-def total_bytes(tensors: tuple[Sent, ...]) -> int:
-    return sum(each.bytes for each in tensors)
-
-
