@@ -13,6 +13,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedtailor.data.dataset import kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
@@ -183,6 +184,39 @@ class FederatedData:
         order = torch.cat(rows).to(self.y.device)
         bounds = self.bounds - self.bounds[:, :1] + moved
         return replace(self, x=select(self.x, order), y=self.y.index_select(0, order), bounds=bounds)
+
+    def only(self, client: int) -> "FederatedData":
+        """Copy the samples of one client into memory of their own. All names and numbers stay; the others' data, and
+        what is known of them, are left out."""
+        start, *_, end = self.places[client]
+        rows = torch.arange(start, end, device=self.y.device)
+        alone = replace(
+            self,
+            x=select(self.x, rows),
+            y=self.y.index_select(0, rows),
+            bounds=self.bounds[client : client + 1] - start,
+            names=self.names[client : client + 1],
+            own_classes=self.own_classes[client : client + 1],
+            own_names=self.own_names[client : client + 1],
+            facts=self.facts[client : client + 1],
+            tokens=self.vocabulary,
+            notes=(),
+        )
+        return alone.placed(client, self.names)
+
+    def placed(self, number: int, names: tuple[str, ...]) -> "FederatedData":
+        """Make the one client of these data client `number` of a federation with these names. The others are empty."""
+        if self.n_clients != 1:
+            raise ValueError(f"These are the data of {self.n_clients} clients, not of one.")
+        before, after = number, len(names) - number - 1
+        return replace(
+            self,
+            bounds=functional.pad(self.bounds, (0, 0, before, after)),
+            names=names,
+            own_classes=(*(0,) * before, *self.own_classes, *(0,) * after) if self.own_classes else (),
+            own_names=(*((),) * before, *self.own_names, *((),) * after) if self.own_names else (),
+            facts=(*((),) * before, *self.facts, *((),) * after) if self.facts else (),
+        )
 
     @property
     def _step(self) -> int:

@@ -42,6 +42,12 @@ class Pair(nn.Module):
         return self.head((self.one(one) + self.other(other)).relu())  # type: ignore[no-any-return]
 
 
+def drawn(kind: str, y: Any) -> Any:
+    rng = np.random.default_rng(len(y))
+    images = rng.integers(0, 256, (len(y), 17, 17), dtype=np.uint8)
+    return images if kind == "images" else rng.integers(0, 9, (len(y), 7)) + y[:, None]
+
+
 def prepared(kind: str) -> Prepared:
     """An experiment with rows of 52 bytes or so, and steps over all samples of a client at once."""
     settings: dict[str, Any] = {"model": "mlp:5", "batch": "full", "steps": 3, "lr": 0.1}
@@ -49,6 +55,9 @@ def prepared(kind: str) -> Prepared:
     if kind == "several":
         objects.model = Pair()
         data = [((x, np.ascontiguousarray(x[:, :6])), y) for x, y in data]
+    elif kind in ("images", "tokens"):
+        settings["model"] = "lenet" if kind == "images" else "gru:4"
+        data = [(drawn(kind, y), y) for _, y in data]
     elif kind == "lazy":
         data = [ft.lazy(Items(*pair)) for pair in data]
     elif kind == "table":
@@ -87,6 +96,54 @@ def test_a_client_alone_has_the_bits_of_the_federation(kind: str) -> None:
         copies = tuple(part.clone() for part in tensors(held(data.x)))
         alone = replace(data, x=Several(copies) if kind == "several" else copies[0], y=data.y.clone())
         assert work(made, client, data) == work(made, client, alone)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "images", "tokens"])
+def test_one_client_alone_is_the_same_client_in_memory_of_its_own(kind: str) -> None:
+    made = prepared(kind)
+    for client in range(len(SIZES)):
+        alone = made.data.only(client)
+        assert (alone.names, alone.classes, alone.n_outputs) == (
+            made.data.names,
+            made.data.classes,
+            made.data.n_outputs,
+        )
+        assert alone.vocabulary == made.data.vocabulary
+        assert alone.n_samples.nonzero().flatten().tolist() == [client]
+        assert len(alone.y) == SIZES[client]
+        assert not len(alone.client(client - 1).y)
+        own, mine = (tensors(held(data.client(client).x)) for data in (made.data, alone))
+        for one, other in zip(own, mine, strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
+            assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+        assert work(made, client, made.data.client(client)) == work(made, client, alone.client(client))
+
+
+def test_what_is_known_of_others_is_left_out() -> None:
+    pandas = pytest.importorskip("pandas")
+    tables = {name: pandas.DataFrame({"ward": [name] * 9, "label": [name] * 9}) for name in ("a", "b", "c")}
+    data = ft.federate(from_list(tables), partition="natural", labels="own")
+    alone = data.only(1)
+    assert (alone.own_classes, alone.own_names) == ((0, 1, 0), ((), ("b",), ()))
+    assert alone.facts == ((), data.facts[1], ())
+    assert alone.preprocessing_of(1) == data.preprocessing_of(1)
+    assert data.counts()[1].tolist() == alone.counts()[1].tolist()
+    assert not alone.counts()[0].any()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_sites_own_data_take_their_place_in_the_federation(lazy: bool) -> None:
+    data = [ft.lazy(Items(*pair)) for pair in clients()] if lazy else clients()
+    names = tuple(map(str, range(len(data))))
+    together = ft.federate(from_list(data), partition="natural", test=0, validation=0)
+    for client in range(len(data)):
+        own = ft.federate(from_list([data[client]]), partition="natural", test=0, validation=0)
+        placed = own.placed(client, names)
+        assert placed.fingerprint() == together.only(client).fingerprint()
+        assert placed.client(client).name == names[client]
+    with pytest.raises(ValueError, match="data of 10 clients"):
+        together.placed(0, names)
 
 
 @pytest.mark.parametrize("kind", KINDS)
