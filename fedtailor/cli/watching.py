@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.cli.display import human_bytes, human_time, out, plain_table, visible
+from fedtailor.cli.presence import STATUS, sites_line
 from fedtailor.errors import FedtailorError, listed
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ class Watched:
         own = [self.directory] if (self.directory / "experiment.toml").is_file() else []
         files = [*self.directory.glob("*/experiment.toml"), *self.directory.glob("runs/*/experiment.toml")]
         below = sorted(path.parent for path in files)
+        if (self.directory / STATUS).is_file():  # a federation, whose sites may still be joining
+            return {self.directory: ("", 0)}
         if not own and not below:
             raise FedtailorError(f"{self.directory} is no run and no comparison: there is nothing to watch.")
         return dict.fromkeys(own or below, ("", 0))
@@ -155,6 +158,8 @@ class Watched:
         """Read all runs and draw their present state."""
         runs = [self._read(path) for path in self._expected]
         begun = [run for run in runs if run.news]
+        if not begun and (sites := sites_line(self.directory)):
+            return Group(Text(sites))
         present = max(begun, key=lambda run: (not run.finished, run.news), default=runs[0])
         written = self.directory / "result.json"  # a comparison with runs that failed is finished with it
         over = written.exists() and len(runs) > 1 and written.stat().st_mtime >= max(run.news for run in runs)
@@ -165,6 +170,8 @@ class Watched:
             parts += [Text(f"\n{name[0].upper()}{name[1:]} of {present.title}{unit}", style="bold"), Text(curve)]
         if failing := present.failing:
             parts.append(Text(f"\nClients that failed in {present.title}: {visible(failing)}", style="yellow"))
+        if sites := sites_line(present.path):
+            parts.append(Text(f"\n{sites}"))
         if missing := present.missing:
             parts.append(Text(f"\nClients not measured in {present.title}: {visible(missing)}", style="yellow"))
         return Group(*parts, Text("\n" + self._state(runs, present)))

@@ -7,7 +7,7 @@ import numpy as np
 from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.result import RunResult
-from fedtailor.server.records import joined_in_words
+from fedtailor.server.records import counted_classes, joined_in_words
 from fedtailor.studies.measures import client_values, individual_gains
 from fedtailor.studies.summary import Line, Summary
 
@@ -245,19 +245,23 @@ def partitions(summary: Summary) -> list[Figure]:
 
 def _partition(seed: int, result: RunResult) -> Figure:
     order, counts = in_order(result), np.array(result.partition["train"])
-    names = list(map(str, result.partition["classes"])) or ["all"]
+    classes = counted_classes(result.partition)
+    names = classes or ["all"]
     new = set(result.partition["new"])
     rows = [result.names[client] + (" (new)" if client in new else "") for client in order]
     written = len(rows) * len(names) <= WRITTEN
     heat = Heat(rows, names, {"": counts[order]}, "training samples", limits=(0, counts.max()), written=written)
     totals = counts.sum(1)
-    of_class = " of which class" if result.partition["classes"] else ""
+    how = "each client has"
+    if classes:
+        how = f"of which class {how}; clients are ordered by their commonest class, here and in all figures below"
+    elif result.partition["classes"]:
+        how += "; their classes are not known here"
     caption = (
-        f"How many training samples{of_class} each client has; clients are ordered by their commonest class, here and "
-        f"in all figures below. A client has {totals.min()} to {totals.max()} of them, {np.median(totals):.0f} in "
-        f"the median.{left_out(result, order)}"
+        f"How many training samples {how}. A client has {totals.min()} to {totals.max()} of them, "
+        f"{np.median(totals):.0f} in the median.{left_out(result, order)}"
     )
-    panel = Panel("", [heat], "class", "client")
+    panel = Panel("", [heat], "class" if classes else "", "client")
     return Figure(f"partition-seed{seed}", "Who has which data", caption, [panel], columns=1, tab=f"seed {seed}")
 
 

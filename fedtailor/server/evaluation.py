@@ -167,7 +167,8 @@ def check_measured(measured: Measured, splits: Sequence[str]) -> None:
             raise ValueError(f"its metrics on {shown(split)} were not asked for, or are none")
         for name in (each.name for each in fields(metrics)):
             if not _possible(name, value := getattr(metrics, name)):
-                raise ValueError(f"its {name.replace('_', ' ')} on {split} samples is {shown(value)}")
+                what = f"number of {split}" if name == "n_samples" else f"{name.replace('_', ' ')} on {split}"
+                raise ValueError(f"its {what} samples is {shown(value)}")
 
 
 def _possible(name: str, value: object) -> bool:

@@ -200,13 +200,14 @@ SPLITS = ("train", "validation", "test")
 @dataclass(kw_only=True)
 class Partition(Record):
     """Every client's name and its samples by class, with checksums of the samples and of the initial vector. A sample
-    with several labels counts for each of them."""
+    with several labels counts for each of them. Sites do not tell their classes: rows are then one number, as they are
+    for a regression."""
 
     data: str
     classes: list[str]  # none for a regression
     clients: list[str]
     new: list[Count]  # clients that are held out from training
-    train: list[list[Count]]  # a row a client
+    train: list[list[Count]]  # a row a client, of a column for each class, or one
     validation: list[list[Count]]
     test: list[list[Count]]
     n_train: list[Count] = field(default_factory=list)  # each client's training samples
@@ -232,6 +233,12 @@ class Partition(Record):
         if len(record.n_train) != clients:
             raise ValueError("it does not have every client's number of training samples")
         return record
+
+
+def counted_classes(partition: Mapping[str, Any]) -> list[str]:
+    """The classes by which a partition counts samples; none for a regression, and where sites do not tell them."""
+    classes: list[str] = partition["classes"]
+    return classes if all(len(row) == len(classes) for row in partition["train"]) else []
 
 
 @dataclass(kw_only=True)

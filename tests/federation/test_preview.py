@@ -1,7 +1,7 @@
 """`fedtailor site check`: what it says would leave is what leaves, and all mistakes are named at once."""
 
 import json
-from collections.abc import Iterator
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,63 +10,45 @@ import pytest
 
 from fedtailor.errors import FedtailorError
 from fedtailor.federation import rehearsal
-from fedtailor.federation.coordinator import Coordinator
-from fedtailor.federation.local_site import LocalSite
-from fedtailor.federation.plan import Plan, read_plan
 from fedtailor.federation.preview import Preview, preview
-from fedtailor.federation.rehearsal import Recorded
 from fedtailor.federation.site_file import read_site
-from fedtailor.letters import Letter
+from fedtailor.letters import Letter, read_letter
 from fedtailor.methods import CATALOGUE
 from fedtailor.text import json_text
-from fedtailor.transport.channel import InMemory
 from tests.cli.calling import Call, contents
-from tests.hospitals import patients, write
+from tests.federation.parts import Federation, Recorded
 
-SITES = ("north", "south", "west")
 OWN = "south"
 HEADERS = {"hello": {"site", "declared"}, "begin": {"site", "fingerprint"}, "finish": {"site", "written"}}
+Shapes = set[tuple[str, tuple[int, ...], str, int]]
 
 
-def federation(path: Path, method: str, plan: str = "", site: str = "", **experiment: Any) -> Plan:
-    """Write a plan, and the table and the file of every site."""
-    settings = {"method": method, "model": "mlp:8", "rounds": 3, "lr": 0.05, **experiment}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-    (path / "federation.toml").write_text(
-        "\n".join(['name = "test"', f"sites = {json.dumps(SITES)}", plan, "[experiment]", *lines])
-    )
-    for seed, name in enumerate(SITES):
-        write(path / f"{name}.csv", patients((name,), 60, seed), ["age", "income", "ward", "smoker", "diagnosis"])
-        text = f'name = "{name}"\ndata = "{name}.csv"\nlabel_column = "diagnosis"\ndirectory = "at-{name}"\n'
-        (path / f"{name}.toml").write_text(text + (site if name == OWN else ""))
-    return read_plan(path / "federation.toml")
-
-
-def check(path: Path) -> Preview:
-    site = read_site(path / f"{OWN}.toml")
+def check(federation: Federation) -> Preview:
+    site = read_site(federation.root / OWN / "site.toml")
     return preview(site, site.read_plan())
 
 
-def run(path: Path, plan: Plan) -> list[tuple[Letter, Letter]]:
+def letters_of(federation: Federation) -> list[tuple[Letter, Letter]]:
     """Run the federation in memory; all letters that one site got, with its answers."""
-    sites = {name: LocalSite(read_site(path / f"{name}.toml"), plan) for name in SITES}
-    recorded = Recorded(sites[OWN])
-    Coordinator(plan, path / "run", InMemory({**sites, OWN: recorded})).run()
-    return recorded.letters
+    channel = Recorded(federation.sites())
+    federation.run(channel)
+    pairs = zip(channel.letters, channel.answers, strict=True)
+    return [(read_letter(letter), read_letter(answer)) for (site, letter), (_, answer) in pairs if site == OWN]
 
 
-def shapes(tensors: Any) -> set[tuple[str, tuple[int, ...], str, int]]:
+def shapes(tensors: Any) -> Shapes:
     return {(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.nbytes) for n, t in tensors.items()}
 
 
-def said(tensors: Any) -> set[tuple[str, tuple[int, ...], str, int]]:
+def said(tensors: Any) -> Shapes:
     return {(one.name, one.shape, one.dtype, one.bytes) for one in tensors}
 
 
 def assert_exact(found: Preview, letters: list[tuple[Letter, Letter]]) -> None:
     """Compare every letter that passed with what the preview said of it."""
-    assert found.rehearsal is not None
     assert found.problems == ()
+    assert found.rehearsal is not None
+    assert found.hello is not None
     work = {}
     for letter, answer in letters:
         header = set(answer.header) - {"checksum"}
@@ -78,7 +60,6 @@ def assert_exact(found: Preview, letters: list[tuple[Letter, Letter]]) -> None:
         assert header == HEADERS[letter.kind]
         assert answer.tensors == {}
         if letter.kind == "hello":
-            assert found.hello is not None
             assert answer.header["declared"] == found.hello.model_dump(mode="json")
         if letter.kind == "begin":
             assert shapes(letter.tensors) == said(found.rehearsal.begin)
@@ -99,11 +80,11 @@ def assert_exact(found: Preview, letters: list[tuple[Letter, Letter]]) -> None:
 @pytest.mark.parametrize("method", sorted(CATALOGUE))
 def test_what_leaves_is_what_was_shown(method: str, tmp_path: Path) -> None:
     """Every method, every letter: names, shapes, types and bytes of tensors, and each declared fact."""
-    plan = federation(tmp_path, method)
-    before = check(tmp_path)
-    assert not (tmp_path / f"at-{OWN}").exists()
-    letters = run(tmp_path, plan)
-    found = check(tmp_path)  # with the secret that the site has made by now
+    federation = Federation(tmp_path, method=method)
+    before = check(federation)
+    assert not (tmp_path / OWN / "private").exists()
+    letters = letters_of(federation)
+    found = check(federation)  # with the secret that the site has made by now
     assert_exact(found, letters)
     assert before.hello is not None
     assert found.hello is not None
@@ -112,146 +93,128 @@ def test_what_leaves_is_what_was_shown(method: str, tmp_path: Path) -> None:
     assert (before.secret, found.secret) == (False, True)
 
 
-FEATURES = """classes = ["ill", "healthy", "unclear"]
-[features]
-age = "number"
-ward = ["icu", "medicine", "surgery"]
-"""
+FEATURES = {"f0": "number", "f1": "number", "ward": ["a", "b", "c", "d"]}
 
 
+@pytest.mark.filterwarnings("ignore:Client:UserWarning")
 @pytest.mark.parametrize(
-    ("method", "settings", "plan", "site"),
+    ("method", "settings"),
     [
-        ("pgfed", {"participation": 2, "rounds": 6}, "", ""),
-        ("fedfomo", {"participation": 2, "rounds": 6}, "", ""),
-        ("lg-fedavg", {"parameters.warm_rounds": 2, "rounds": 4}, "", ""),
-        ("fedavg", {"evaluation": {"model": "local", "every": 2}}, "", 'metrics = "rounded"'),
-        ("fedavg", {"evaluate_every": 2}, "", 'metrics = "none"'),
-        ("ditto", {"batch": "full", "class_weights": "balanced", "evaluate_train": True}, "", ""),
-        ("fedrep", {"labels": "own", "dtype": "float64"}, "", ""),
-        ("pflego", {"preprocessing": "per-client"}, "", ""),
-        ("fedavg", {}, FEATURES, ""),
+        ("pgfed", {"participation": 2, "rounds": 6}),
+        ("fedfomo", {"participation": 2, "rounds": 6}),
+        ("lg-fedavg", {"parameters": {"warm_rounds": 2}, "rounds": 4}),
+        ("fedavg", {"evaluate_model": "local", "evaluate_every": 2, "site": {"metrics": "rounded"}}),
+        ("fedavg", {"evaluate_every": 2, "site": {"metrics": "none"}}),
+        ("ditto", {"batch": "full", "class_weights": "balanced", "evaluate_train": True}),
+        ("fedrep", {"labels": "own", "dtype": "float64"}),
+        ("pflego", {"preprocessing": "per-client"}),
+        ("fedavg", {"plan": {"classes": ["ill", "well", "unclear"], "features": FEATURES}}),
     ],
 )
-def test_it_is_exact_in_other_settings_too(
-    method: str, settings: dict[str, Any], plan: str, site: str, tmp_path: Path
-) -> None:
-    letters = run(tmp_path, federation(tmp_path, method, plan, site, **settings))
-    assert_exact(check(tmp_path), letters)
+def test_it_is_exact_in_other_settings_too(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method=method, **settings)
+    letters = letters_of(federation)
+    assert_exact(check(federation), letters)
 
 
 def test_rounds_that_are_not_rehearsed_are_known_from_the_servers_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = federation(tmp_path, "lg-fedavg", rounds=8, evaluate_every=3, **{"parameters.warm_rounds": 5})
-    letters = run(tmp_path, plan)
+    federation = Federation(tmp_path, method="lg-fedavg", parameters={"warm_rounds": 5}, rounds=8, evaluate_every=3)
+    letters = letters_of(federation)
     monkeypatch.setattr(rehearsal, "MOST_WORK", 9)  # three rounds
-    found = check(tmp_path)
-    assert found.rehearsal is not None
-    assert found.rehearsal.rounds == 3
-    ups = {r: said(each.up) for each in found.rehearsal.exchanges if each.asked == "train" for r in each.rounds}
-    real = {letter.header["round"]: shapes(answer.tensors) for letter, answer in letters if "measure" in letter.header}
+    found = check(federation).rehearsal
+    assert found is not None
+    assert found.rounds == 3
+    ups = {round: said(each.up) for each in found.exchanges if each.asked == "train" for round in each.rounds}
+    real = {a.header["round"]: shapes(b.tensors) for a, b in letters if a.header.get("asked") == "train"}
     assert ups == real
     assert ups[5] != ups[6]
-    evaluated = [r for each in found.rehearsal.exchanges if each.asked != "train" for r in each.rounds]
-    assert sorted(evaluated) == [3, 6, 8]
+    assert sorted(round for each in found.exchanges if each.asked != "train" for round in each.rounds) == [3, 6, 8]
 
 
-def test_nothing_is_written_and_the_page_can_be_read(tmp_path: Path, call: Call) -> None:
-    federation(tmp_path, "pgfed", site='metrics = "rounded"')
+def test_nothing_is_written_and_the_page_says_it_verbatim(tmp_path: Path, call: Call) -> None:
+    federation = Federation(tmp_path, site={"metrics": "rounded"})
     before = contents(tmp_path)
-    page = call("site", "check", f"{OWN}.toml")
-    answer = call("site", "check", f"{OWN}.toml", "--json")
+    page, answer = (call("site", "check", f"{OWN}/site.toml", *more) for more in ((), ("--json",)))
     assert contents(tmp_path) == before
     assert (page.code, page.err, answer.code, answer.err) == (0, "", 0, "")
-    for words in ("The site can join.", "60 rows", "rounded to two decimals", "each client's own", "mean by samples"):
+    for words in ("The site can join.", "90 rows", "rounded to two decimals", "each client's own", "mean by samples"):
         assert words in page.out
-    plain = json.loads(answer.out)
-    found = check(tmp_path)
-    assert plain == json.loads(json_text(found.plain()))
+    found = check(federation)
     assert found.hello is not None
-    for fact in found.hello.facts or ():
-        for number in (fact.mean, fact.squares):
-            assert repr(number) in page.out  # verbatim
-    assert plain["declared"] == found.hello.model_dump(mode="json")
-    assert plain["rounds"][0]["up"] == [asdict(one) | {"shape": list(one.shape)} for one in first_up(found)]
-
-
-def first_up(found: Preview) -> Iterator[Any]:
     assert found.rehearsal is not None
-    yield from found.rehearsal.exchanges[0].up
+    for fact in found.hello.facts or ():
+        assert all(repr(number) in page.out for number in (fact.mean, fact.squares))
+    plain = json.loads(answer.out)
+    assert plain == json.loads(json_text(found.plain()))
+    assert plain["declared"] == found.hello.model_dump(mode="json")
+    first = found.rehearsal.exchanges[0]
+    assert plain["rounds"][0]["up"] == [asdict(one) | {"shape": list(one.shape)} for one in first.up]
 
 
-MISTAKES = (
-    ("site", 'device = "cuda:9"', "", "The device cuda:9 is not"),
-    ("plan", 'classes = ["Ill", "well"]', "", r"The class 'healthy' \(\d+ rows\) is not in the plan, which has Ill"),
-    ("plan", 'classes = ["Ill", "well"]', "", r"The class 'ill' \(\d+ rows\) .*: write 'Ill', if that is meant"),
-    ("plan", "", 'Age = "number"', "has no column 'Age', a number of the plan: rename the column 'age', if that is it"),
-    ("plan", "", 'pulse = "number"', "has no column 'pulse', a number of the plan: add the column"),
-    ("plan", "", 'smoker = "number"', "Line .* has '(yes|no)' in column 'smoker': give a number"),
-    ("site", 'columns = "ward=ignore"', 'ward = "category"', 'columns = "ward=category", or leave it out there'),
-    ("site", 'columns = "war=ignore"', "", "has no column 'war'"),
-    ("site", 'label_column = "outcome"', "", "has no label column 'outcome'.*with label_column"),
+CLASSES = {"classes": ["Ill", "healthy"]}
+
+
+@pytest.mark.parametrize(
+    ("plan", "site", "words"),
+    [
+        ({}, {"device": "cuda:9"}, "The device cuda:9 is not"),
+        (CLASSES, {}, r"The class 'well' \(\d+ rows\) is not in the plan, which has Ill, healthy: leave"),
+        (CLASSES, {}, r"The class 'ill' \(\d+ rows\) .*: write 'Ill', if that is meant"),
+        ({"features": {"F0": "number"}}, {}, "no column 'F0', a number of the plan: rename the column 'f0', if that"),
+        ({"features": {"f0": "number", "pulse": "number"}}, {}, "no column 'pulse', a number of the plan: add"),
+        ({"features": {"sex": "number"}}, {}, "Line 2 .* has '[fm]' in column 'sex': give a number"),
+        ({"features": {"ward": "category"}}, {"columns": "ward=ignore"}, 'say columns = "ward=category", or leave'),
+        ({}, {"columns": "word=ignore"}, "has no column 'word'"),
+        ({}, {"label_column": "outcome"}, "has no label column 'outcome'.*with label_column"),
+        ({}, {"data": "nowhere.csv"}, "There is no file .*nowhere.csv"),
+    ],
 )
-
-
-@pytest.mark.parametrize(("where", "setting", "features", "words"), MISTAKES)
 def test_each_mistake_is_named_with_what_to_do(
-    where: str, setting: str, features: str, words: str, tmp_path: Path, call: Call
+    plan: dict[str, Any], site: dict[str, Any], words: str, tmp_path: Path, call: Call
 ) -> None:
-    plan = (setting if where == "plan" else "") + (f"\n[features]\nincome = 'number'\n{features}" if features else "")
-    federation(tmp_path, "fedavg", plan)
-    if where == "site":
-        text = (tmp_path / f"{OWN}.toml").read_text()
-        kept = [line for line in text.splitlines() if line.split(" ")[0] != setting.split(" ")[0]]
-        (tmp_path / f"{OWN}.toml").write_text("\n".join([*kept, setting]))
-    problems = " ".join(check(tmp_path).problems)
-    with pytest.raises(AssertionError):
-        assert problems == ""
-    import re
-
-    assert re.search(words, problems), problems
-    assert "--" not in problems
-    assert call("site", "check", f"{OWN}.toml").code == 1
+    found = check(Federation(tmp_path, plan=plan, site=site))
+    assert any(re.search(words, problem) for problem in found.problems), found.problems
+    assert not any("--" in problem for problem in found.problems)
+    assert call("site", "check", f"{OWN}/site.toml").code == 1
 
 
 def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     """Of the settings, of the plan's features and of the cells of two columns, though reading stops at the first."""
-    plan = 'classes = ["ill", "healthy"]\n[features]\nage = "number"\nincome = "number"\nbmi = "number"'
-    federation(tmp_path, "tests.nowhere:Method", plan, 'device = "abacus"')
-    path = tmp_path / f"{OWN}.csv"
+    features = {"f0": "number", "f2": "number", "bmi": "number"}
+    federation = Federation(tmp_path, method="nowhere:Method", plan={"features": features}, site={"device": "abacus"})
+    path = tmp_path / OWN / "patients.csv"
     lines = path.read_text().splitlines()
-    lines[3] = "old,much,icu,no,ill"
+    cells = lines[3].split(",")
+    lines[3] = ",".join(["old", cells[1], "much", *cells[3:]])
     path.write_text("\n".join(lines) + "\n")
-    found = check(tmp_path)
-    assert len(found.problems) == 5, found.problems
-    for problem, words in zip(
-        found.problems,
-        ("allow", "device 'abacus'", "'bmi'", "'old' in column 'age'", "'much' in column 'income'"),
-        strict=True,
-    ):
-        assert words in problem
+    found = check(federation)
+    wanted = ("allow = ", "device 'abacus'", "'bmi'", "'old' in column 'f0'", "'much' in column 'f2'")
+    assert len(found.problems) == len(wanted), found.problems
+    assert all(words in problem for problem, words in zip(found.problems, wanted, strict=True)), found.problems
     assert found.hello is None
     assert found.plain()["can_join"] is False
 
 
 def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, call: Call) -> None:
-    federation(tmp_path, "fedavg", site="colour = 1")
-    answer = call("site", "check", f"{OWN}.toml")
+    federation = Federation(tmp_path, site={"colour": "red"})
+    answer = call("site", "check", f"{OWN}/site.toml")
     assert answer.code == 2
     assert answer.err.startswith("Error: The site's file")
+    (tmp_path / OWN / "site.toml").write_text(f'name = "{OWN}"\ndata = "patients.csv"\nplan = "../federation.toml"')
     (tmp_path / "federation.toml").write_text("name = 1")
     with pytest.raises(FedtailorError, match="plan"):
-        check(tmp_path)
+        check(federation)
 
 
 def test_what_is_rare_is_not_declared(tmp_path: Path) -> None:
-    federation(tmp_path, "fedavg", "[privacy]\nrare = 4")
-    path = tmp_path / f"{OWN}.csv"
-    path.write_text(path.read_text().replace("icu", "burns", 2))
-    found = check(tmp_path)
+    federation = Federation(tmp_path, plan={"privacy": {"rare": 4}})
+    path = tmp_path / OWN / "patients.csv"
+    path.write_text(path.read_text().replace(",a,", ",burns,", 2))
+    found = check(federation)
     ward = next(one for one in found.findings.columns if one.name == "ward")
     assert (ward.values, ward.rare) == (4, 1)
     assert "burns" not in json.dumps(found.plain()["declared"])
     path.write_text(path.read_text().replace(",ill", ",doubt", 2))
-    assert any("'doubt' has 2 rows, fewer than the 4" in problem for problem in check(tmp_path).problems)
+    assert any("'doubt' has 2 rows, fewer than the 4" in problem for problem in check(federation).problems)
