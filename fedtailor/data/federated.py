@@ -261,26 +261,6 @@ class FederatedData:
             joined=(*self.joined, join),
         )
 
-    def only(self, client: int) -> "FederatedData":
-        """The same federation with the samples of one client alone, in memory of their own."""
-        start, trained, validated, end = self.places[client]
-        bounds = torch.zeros_like(self.bounds)
-        bounds[client] = torch.tensor([0, trained - start, validated - start, end - start])
-        x = self.x[start:end]
-        if isinstance(x, Tensor):
-            x = x.permute(0, 2, 3, 1).clone().permute(0, 3, 1, 2) if x.ndim == 4 else x.clone()
-        return replace(self, x=x, y=self.y[start:end].clone(), bounds=bounds)
-
-    def placed(self, number: int, names: tuple[str, ...]) -> "FederatedData":
-        """The data of one client, as client `number` of a federation with these names."""
-        bounds = torch.zeros(len(names), 4, dtype=torch.int64)
-        bounds[number] = self.bounds[0]
-        mine = [each == number for each in range(len(names))]
-        own = tuple(self.own_classes[0] if is_mine else 0 for is_mine in mine) if self.own_classes else ()
-        of = tuple(self.own_names[0] if is_mine else () for is_mine in mine) if self.own_names else ()
-        facts = tuple(self.facts[0] if is_mine else () for is_mine in mine) if self.facts else ()
-        return replace(self, bounds=bounds, names=names, own_classes=own, own_names=of, facts=facts)
-
     def fingerprint(self) -> str:
         """Compute a checksum of all samples and of their partition; of samples that are not in memory, some.
 

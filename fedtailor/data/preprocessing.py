@@ -184,7 +184,7 @@ def _too_large(column: str) -> FedtailorError:
 def agree(
     declared: Sequence[Facts], how: How = "federated", ignored: Sequence[str] = (), names: Sequence[str] = ()
 ) -> Preprocessing:
-    """Make the constants of a federation from what its clients declare. Columns go by name, in the first one's order."""
+    """Make the constants of a federation from what its clients declare. Columns go by name, in the first's order."""
     named = [{column.name: column for column in theirs} for theirs in declared]
     kinds = {column.name: column.kind for column in declared[0]}
     for client, theirs in enumerate(declared):

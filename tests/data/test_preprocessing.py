@@ -189,7 +189,7 @@ def test_facts_that_cannot_be_agreed_on() -> None:
     one = facts(rows(10), COLUMNS)
     with pytest.raises(FedtailorError, match="Client 1 declares other columns than client 0"):
         agree([one, one[1:]])
-    with pytest.raises(FedtailorError, match="^Site Hill declares other columns than site Lake"):
+    with pytest.raises(FedtailorError, match=r"^Site Hill declares other columns than site Lake"):
         agree([one, (*one, one[0])], names=["site Lake", "site Hill"])
     huge = np.array([[1e300], [-1e300]])
     with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
