@@ -64,7 +64,10 @@ class LocalSite:
             case "begin":
                 return self._answer(fingerprint=self._begin(letter, kept=False))
             case "work":
-                return self._run(letter.text("run"))[1].work(letter)
+                answer = self._run(letter.text("run"))[1].work(letter)
+                if letter.header["asked"] == "train" and "fault" not in answer.header:
+                    self.log(f"Round {letter.number('round')} is done.")
+                return answer
             case "finish":
                 return self._finish(letter)
             case _:

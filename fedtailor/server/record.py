@@ -4,6 +4,7 @@ experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 about.json         the versions that made it, and the settings that decide its numbers
 federation.json    where clients are real sites: what they agreed on, and declared
 status.json        and who of them is there now
+job.json           and what came of the last job that ran it
 network.json       the layers of the network, body, head and frozen, and what a client uploads
 partition.json     every client's name and its training, validation and test samples by class; of a table, how its
                    columns became features
@@ -73,6 +74,7 @@ BEGINNING = (
     "lock",
     "federation.json",
     "status.json",
+    "job.json",
     "partition.json",
     "network.json",
     "about.json",

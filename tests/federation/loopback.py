@@ -1,21 +1,24 @@
-"""A provisioned federation on loopback, inside a network namespace of its own: NVFlare's server listens everywhere."""
+"""A federation with real keys on loopback, in a network namespace of its own: NVFlare's server listens everywhere."""
 
-import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedtailor.federation.nvflare.processes import end
+import pandas as pd
 
-ADMIN = "coordinator@example.org"
-BUILDERS = "nvflare.lighter.impl"
-ROOTS = os.geteuid() == 0
+from fedtailor.federation.kits import make_kits
+from fedtailor.federation.nvflare.processes import descendants, end
+from tests.federation.parts import Federation
+
+ROOT = os.geteuid() == 0
+COMMAND = "from fedtailor.cli import main; main()"
 
 
 class Namespace:
@@ -24,7 +27,7 @@ class Namespace:
     def __init__(self) -> None:
         script = "ip link set lo up && echo ready && exec sleep infinity"
         self._keeper = subprocess.Popen(
-            ["unshare", "-n" if ROOTS else "-rn", "sh", "-c", script],
+            ["unshare", "-n" if ROOT else "-rn", "sh", "-c", script],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,12 +38,11 @@ class Namespace:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str, log: Path, **environment: str) -> "subprocess.Popen[bytes]":
-        """Start a Python process in the namespace."""
-        user = [] if ROOTS else ["-U", "--preserve-credentials"]
-        enter = ["nsenter", "-t", str(self._keeper.pid), *user, "-n"]
+        """Start a process in the namespace."""
+        user = [] if ROOT else ["-U", "--preserve-credentials"]
         with open(log, "ab") as output:
             process = subprocess.Popen(
-                [*enter, sys.executable, *command],
+                ["nsenter", "-t", str(self._keeper.pid), *user, "-n", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,112 +76,94 @@ def wait_for(happened: Callable[[], bool], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
-class Federation:
-    """A plan, kits, and a directory for each site, below one directory."""
+class Deployed(Federation):
+    """A federation whose sites, server and driver are the commands that people run."""
 
-    def __init__(self, root: Path, sites: Sequence[str], port: int = 8002) -> None:
-        self.root, self.sites = root, list(sites)
-        self.run = root / "run"
-        home = root / "home"
-        home.mkdir(parents=True)
-        self.environment = {"HOME": str(home)}
-        self.kits = provision(root, sites, port, self.environment)
-        self.port = port
-        self.network = Namespace()
+    def __init__(
+        self,
+        root: Path,
+        data: Mapping[str, pd.DataFrame] | None = None,
+        method: str = "pgfed",
+        plan: Mapping[str, Any] | None = None,
+        **experiment: Any,
+    ) -> None:
+        given = {"admin": "coordinator@example.org", "join": 120.0, "deadline": 120.0, **(plan or {})}
+        super().__init__(root, data, method, given, **experiment)
+        make_kits(root / "federation.toml", root / "kits", central=True)
+        for name in self.data:
+            (root / "kits" / name / "kit").rename(root / name / "kit")
+        self.directory = root / "runs" / "trial"
+        self._home = root / "home"
+        self._home.mkdir()
+        self._network = Namespace()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def write_plan(self, **settings: Any) -> None:
-        """Write the plan, and a file for each site, without its data."""
-        experiment = settings.pop("experiment")
-        top = {"name": "trial", "server": "localhost", "port": self.port, "admin": ADMIN, "sites": self.sites}
-        text = _toml({**top, **settings}) + "[experiment]\n" + _toml(experiment)
-        (self.root / "federation.toml").write_text(text)
+    def __enter__(self) -> "Deployed":
+        return self
 
-    def write_site(self, site: str, **settings: Any) -> Path:
-        """Write a site's file."""
-        folder = self.root / site
-        folder.mkdir(exist_ok=True)
-        given = {"name": site, "plan": "../federation.toml", "kit": str(self.kits / site), **settings}
-        (folder / "site.toml").write_text(_toml(given))
-        return folder / "site.toml"
+    def __exit__(self, *_: object) -> None:
+        self._network.close()
 
-    def start_site(self, site: str) -> "subprocess.Popen[bytes]":
+    def start_sites(self) -> None:
+        """Start all sites."""
+        for name in self.data:
+            self.start_site(name)
+
+    def start_site(self, name: str) -> None:
         """Run `fedtailor site start`."""
-        code = "import sys; from pathlib import Path; from fedtailor.federation.nvflare.client import stay_connected; "
-        code += "stay_connected(Path(sys.argv[1]), lambda line: print(line, flush=True))"
-        file = self.root / site / "site.toml"
-        return self.network.start("-c", code, str(file), log=self.log(site), **self.environment)
+        self._start(name, "site", "start", str(self.root / name / "site.toml"))
 
-    def start_driver(self) -> "subprocess.Popen[bytes]":
+    def start_driver(self) -> None:
         """Run `fedtailor deploy run`."""
-        code = "import sys; from pathlib import Path; from fedtailor.federation.nvflare.driver import Driver; "
-        code += "Driver(*map(Path, sys.argv[1:]), tell=lambda line: print(line, flush=True)).run()"
-        paths = self.root / "federation.toml", self.run, self.kits / "localhost", self.kits / ADMIN
-        return self.network.start("-c", code, *map(str, paths), log=self.log("driver"), **self.environment)
+        self._start("driver", "deploy", "run", str(self.root / "federation.toml"))
 
-    def log(self, name: str) -> Path:
-        """The output of a command."""
-        return self.root / f"{name}.log"
+    def _start(self, name: str, *words: str) -> None:
+        log = self.root / f"{name}.log"
+        self.running[name] = self._network.start(sys.executable, "-c", COMMAND, *words, log=log, HOME=str(self._home))
+
+    def said(self, name: str) -> str:
+        """What a command has printed."""
+        return (self.root / f"{name}.log").read_text()
 
     @property
     def rounds(self) -> int:
         """The rounds that are done."""
         with suppress(FileNotFoundError):
-            return (self.run / "rounds.jsonl").read_bytes().count(b"\n")
+            return (self.directory / "rounds.jsonl").read_bytes().count(b"\n")
         return 0
 
-    def close(self) -> None:
-        """End all that was started."""
-        self.network.close()
+    def wait_for_round(self, number: int, seconds: float = 120) -> None:
+        """Wait until a round is done."""
+        wait_for(lambda: self.rounds >= number or self._failed(), seconds, f"round {number}")
+        assert not self._failed(), self.said("driver")
 
+    def wait_for_end(self, seconds: float = 120) -> None:
+        """Wait until the driver has ended, with all rounds done."""
+        assert self.running["driver"].wait(seconds) == 0, self.said("driver")
 
-def provision(root: Path, sites: Sequence[str], port: int, environment: dict[str, str]) -> Path:
-    """Make the kits of a server, sites and an admin, with safe policies."""
-    participants = [
-        {"name": "localhost", "type": "server", "org": "trial", "fed_learn_port": port, "admin_port": port},
-        *({"name": site, "type": "client", "org": "trial"} for site in sites),
-        {"name": ADMIN, "type": "admin", "org": "trial", "role": "project_admin"},
-    ]
-    builders = [
-        {"path": f"{BUILDERS}.workspace.WorkspaceBuilder"},
-        {"path": f"{BUILDERS}.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "http"}},
-        {"path": f"{BUILDERS}.cert.CertBuilder"},
-        {"path": f"{BUILDERS}.signature.SignatureBuilder"},
-    ]
-    project = {"api_version": 3, "name": "trial", "description": "", "participants": participants, "builders": builders}
-    (root / "project.yml").write_text(json.dumps(project))  # JSON is YAML
-    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "provisioned"]
-    subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=True, capture_output=True)
-    kits = root / "provisioned" / "trial" / "prod_00"
-    for name in ("localhost", *sites):
-        _make_safe(kits / name)
-    return kits
+    def _failed(self) -> bool:
+        return self.running["driver"].poll() not in (None, 0)
 
+    def kill(self, name: str, *words: str) -> None:
+        """Kill -9 one of the processes that a command started, by the words of its command line."""
+        os.kill(self.find(name, *words), signal.SIGKILL)
 
-def _make_safe(kit: Path) -> None:
-    local = kit / "local"
-    rights = json.loads((local / "authorization.json.default").read_text())
-    rights["permissions"] = {
-        "project_admin": {"submit_job": "any", "manage_job": "any", "view": "any", "byoc": "none", "operate": "any"}
-        | {"shell_commands": "none"}
-    }
-    (local / "authorization.json").write_text(json.dumps(rights))
-    resources = json.loads((local / "resources.json.default").read_text())
-    resources["class_allow_list"] = ["fedtailor."]
-    if "client" in resources:
-        resources["allow_log_streaming"] = False
-        resources["components"] = [c for c in resources["components"] if c["id"] != "site_log_streamer"]
-    else:
-        resources["servers"][0]["heart_beat_timeout"] = 15
-        resources["components"] = [c for c in resources["components"] if c["id"] != "log_receiver"]
-        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
-        for component in resources["components"]:
-            if component["id"] == "job_manager":
-                component["args"]["uri_root"] = str(kit / "jobs")
-    (local / "resources.json").write_text(json.dumps(resources))
+    def kill_all(self, name: str) -> None:
+        """Kill -9 a command and all that it started."""
+        process = self.running.pop(name)
+        for pid in (process.pid, *descendants(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
-
-def _toml(settings: dict[str, Any]) -> str:
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    def find(self, name: str, *words: str) -> int:
+        """Find one of the processes that a command started, by the words of its command line."""
+        for pid in descendants(self.running[name].pid):
+            with suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if all(word in line for word in words):
+                    return pid
+        raise AssertionError(f"{name} has no process with {words}")

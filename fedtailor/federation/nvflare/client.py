@@ -15,6 +15,7 @@ from fedtailor.files import make_directory
 
 LOOK = 0.3  # seconds from look to look at the logs
 PAUSE = 5.0  # seconds before NVFlare's client is started again
+STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\S+ ")  # the time of a line in the log
 OUTPUT = "nvflare.log"  # in the site's directory
 EVENTS = (  # in NVFlare's output, and in plain words
     (re.compile(rb"Successfully registered client"), "Connected to {server}:{port}."),
@@ -47,7 +48,7 @@ def stay_connected(path: Path, tell: Callable[[str], None]) -> None:
                             last = words
                             tell(words.format(server=plan.server, port=plan.port))
                 for line in news.lines():
-                    tell(line.decode(errors="replace"))
+                    tell(STAMP.sub("", line.decode(errors="replace")))
         finally:
             end(process)
         tell(f"NVFlare's client ended (code {process.returncode}); it is started again in {PAUSE:g} s.")

@@ -5,14 +5,18 @@ server. So a job is only a stretch of a run: after any of these the next one goe
 run is done is read from its directory alone.
 """
 
+import json
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from fedtailor.errors import FedtailorError, listed
+from fedtailor.federation.coordinator import STATUS
 from fedtailor.federation.nvflare.admin import Admin, Unreachable
 from fedtailor.federation.nvflare.job import PLAN, RUN, read_note, write_job
 from fedtailor.federation.nvflare.launch import launch
@@ -25,6 +29,7 @@ ASK = 3.0  # and from question to question to the server
 START = 120.0  # seconds for a submitted job to start
 END = 60.0  # and for one to end
 FRUITLESS = 5  # jobs in a row without a finished round: something is wrong
+JOB = "fedtailor"  # the name of a job's folder
 LOG = "nvflare.log"
 
 
@@ -50,8 +55,18 @@ class Driver:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
-        return (self.directory / "result.json").is_file()
+        """Whether all rounds are done, and the sites were asked to write their models."""
+        return (self.directory / "result.json").is_file() and self._status().get("phase") == "done"
+
+    @property
+    def without_model(self) -> list[str]:
+        """The sites of a finished run that have not written their model yet."""
+        return [site for site, why in self._status().get("sites", {}).items() if why != "present"]
+
+    def _status(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            return dict(json.loads((self.directory / STATUS).read_text(encoding="utf-8")))
+        return {}
 
     @property
     def rounds(self) -> int:
@@ -63,13 +78,15 @@ class Driver:
         """Run all rounds that are left. However it ends, what was started is ended, and the same call goes on."""
         make_directory(self.directory)
         fruitless = 0
+        unfinished = not self.finished or bool(self.without_model)
         try:
-            while not self.finished:
+            while unfinished:
                 self._serve()
                 sites, before = self._gather(), self.rounds
                 self._run_job(sites)
+                unfinished = not self.finished
                 fruitless = 0 if self.rounds > before else fruitless + 1
-                if fruitless == FRUITLESS and not self.finished:
+                if fruitless == FRUITLESS and unfinished:
                     raise FedtailorError(
                         f"No round was finished in {FRUITLESS} jobs in a row: {self.kit / LOG} says what happened."
                     )
@@ -131,12 +148,12 @@ class Driver:
 
     def _run_job(self, sites: Sequence[str]) -> None:
         """Submit a job and watch it to its end."""
-        folder = self.directory / "job"
-        write_job(folder, self.plan.name, sites)
         try:
             for old in self._admin.jobs():  # of a driver that was killed
                 self._end(old)
-            self._job = self._admin.submit(folder)
+            with TemporaryDirectory() as folder:
+                write_job(Path(folder) / JOB, self.plan.name, sites)
+                self._job = self._admin.submit(Path(folder) / JOB)
         except Unreachable as error:
             self.tell(f"The job was not submitted: {error}.")
             return
