@@ -137,7 +137,8 @@ def draw(hospital: Hospital, count: int, random: np.random.Generator) -> Table:
         elif name == "st_depression":
             table[name] = random.exponential(law, count).round(1)
         else:
-            table[name] = random.normal(*law, count).round()
+            mean, deviation = law
+            table[name] = random.normal(mean, deviation, count).round()
     return table
 
 
@@ -172,7 +173,8 @@ def patients(name: str, count: int, seed: int) -> Table:
     for column, unit in hospital.units.items():
         table[column] = (table[column] / unit).round(1)
     for column, share in hospital.missing.items():
-        table[column] = np.where(random.random(count) < share, None, table[column].astype(object))
+        table[column] = table[column].astype(object)
+        table[column][random.random(count) < share] = None
     numbers = 100_000 + random.permutation(7 * count)[:count]
     return {"patient_id": numbers, **table, LABEL: np.where(ill, "yes", "no")}
 

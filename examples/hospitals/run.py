@@ -22,7 +22,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HOSPITALS = ("harbour", "hill", "lake", "valley")
 LATER = "meadow"
-FINGERPRINT = re.compile(r"SHA256:[0-9A-F:]+")
 INSIDE = "HOSPITALS_INSIDE"  # set where this runs in its own namespace
 GRACE = 30  # seconds for a site to end
 
@@ -51,18 +50,18 @@ def main() -> None:
         shutil.copy(HERE / name / "site.toml", root / name)  # as its engineer filled it in
 
     title("Each hospital looks at what would leave. Nothing is sent")
-    show_all([root / name for name in HOSPITALS], "site check site.toml", whole=1)
+    show_all([root / name for name in HOSPITALS], "site check site.toml", brief=True)
 
     title("Keys are made at the hospitals, and signed by the coordinator")
-    asked = show_all([root / name for name in HOSPITALS], "site request site.toml", whole=1)
+    asked = show_all([root / name for name in HOSPITALS], "site request site.toml")
     for name, said in zip(HOSPITALS, asked, strict=True):
         shutil.move(root / name / f"{name}.request.zip", coordinator)
-        word = f"--fingerprint {FINGERPRINT.search(said)[0]}"
-        told = show(coordinator, f"deploy approve kits {name}.request.zip {word}")
-        shutil.copy(coordinator / "kits" / name / f"{name}.answer.zip", root / name)
-        word = f"--fingerprint {FINGERPRINT.search(told)[0]}"
-        show(root / name, f"site install site.toml {name}.answer.zip {word}")
-    show_all([root / name for name in HOSPITALS], "deploy doctor site.toml", whole=len(HOSPITALS))
+        told = show(coordinator, f"deploy approve kits {name}.request.zip --fingerprint {fingerprint(said)}")
+        shutil.copy(coordinator / "kits" / name / f"{name}.answer.zip", root / name / "answer.zip")
+    show_all(
+        [root / name for name in HOSPITALS], f"site install site.toml answer.zip --fingerprint {fingerprint(told)}"
+    )
+    show_all([root / name for name in HOSPITALS], "deploy doctor site.toml")
 
     title("The hospitals take part, and the coordinator runs the plan")
     with started([root / name for name in HOSPITALS], "site start site.toml"):
@@ -81,7 +80,7 @@ def main() -> None:
 
     title("A fifth hospital comes later: the coordinator sends it the run directory, which has no patient")
     shutil.copytree(coordinator / "runs" / "heart", root / LATER / "heart")
-    adapt = "adapt heart --data patients.csv --label-column diagnosis --preprocessing per-client --epochs 5 --to models"
+    adapt = "adapt heart --data patients.csv --label-column diagnosis --epochs 5 --to models"
     show(root / LATER, adapt)
     model = next((root / LATER / "models").glob("*.safetensors"))
     show(root / LATER, f"predict {model.relative_to(root / LATER)} --data new-patients.csv", lines=20)
@@ -112,22 +111,31 @@ def show(place: Path, command: str, lines: int | None = None) -> str:
     return "".join(said)
 
 
-def show_all(places: list[Path], command: str, whole: int) -> list[str]:
-    """Run a command in several directories at once; show all that the first print, and the others' last line."""
+def show_all(places: list[Path], command: str, brief: bool = False) -> list[str]:
+    """Run a command in several directories at once, and show what each prints. `brief`: of the others only the end."""
 
     def quietly(place: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            _words(command), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
+        words, pipe = _words(command), subprocess.PIPE
+        return subprocess.run(words, cwd=place, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for number, (place, done) in enumerate(zip(places, found := list(pool.map(quietly, places)), strict=True)):
-            lines = done.stdout.rstrip().splitlines()
-            print(f"\n{place.name}$ fedtailor {command}")
-            print("\n".join(lines if number < whole or done.returncode else ["…", *lines[-1:]]), flush=True)
-            if done.returncode:
-                sys.exit(f"It ended with code {done.returncode}.")
+        found = list(pool.map(quietly, places))
+    for place, done in zip(places, found, strict=True):
+        lines = done.stdout.rstrip().splitlines()
+        print(f"\n{place.name}$ fedtailor {command}")
+        print(
+            "\n".join(["…", lines[-1]] if brief and place != places[0] and not done.returncode else lines), flush=True
+        )
+        if done.returncode:
+            sys.exit(f"It ended with code {done.returncode}.")
     return [done.stdout for done in found]
+
+
+def fingerprint(said: str) -> str:
+    """Find the fingerprint in what a command printed: people tell it by telephone."""
+    found = re.search("SHA256:[0-9A-F:]+", said)
+    assert found
+    return found[0]
 
 
 @contextmanager
