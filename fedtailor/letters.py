@@ -76,6 +76,7 @@ class Letter:
 def read_letter(content: bytes, what: str = "The letter") -> Letter:
     """Read a letter; refuse anything else. The tensors are copies: in a letter they lie at any address."""
     tensors, header = read_frame(content, what)
+    header.pop("checksum", None)
     if not isinstance(kind := header.pop("kind", None), str):
         raise FedtailorError(f"{what} cannot be read: it says no kind.")
     return Letter(kind, header, copied(tensors))

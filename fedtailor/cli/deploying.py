@@ -8,7 +8,7 @@ import typer
 
 from fedtailor.cli.display import decimals, err, json_text, marked, out, percent, plain_table, progress_bars, visible
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.running import INTERRUPTED
+from fedtailor.cli.running import INTERRUPTED, continue_with
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
     if finished < rounds:
         out.print(
             f"Note: the run is not finished: this is round {finished} of {rounds}, its last checkpoint. "
-            f"Continue with: fedtailor resume {run}",
+            f"Continue with: {continue_with(run)}",
             style="yellow",
             highlight=False,
             soft_wrap=True,

@@ -34,7 +34,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="all of it, for programs")] = False,
 ) -> None:
-    """Check a site's data against the plan, and show exactly what would leave. Nothing is sent or written.
+    """Read the site's data, and show exactly what would leave. Nothing is sent.
 
     It says what was found in the data, what keeps the site from joining and how to mend it, each fact that the site
     declares, each tensor that goes up and down in the rounds, and what never leaves. Exit code 0: the site can join; 1:

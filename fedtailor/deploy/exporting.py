@@ -126,9 +126,12 @@ class Source:
         """Return the global model, and its mean quality over the training clients."""
         theta, experiment = self.result.global_vector(), self.result.experiment
         if theta is None:
-            raise FedtailorError(
-                f"The method {experiment.method} has no global model: export the clients' own (--all, --client)."
+            own = (
+                "each site has its own model file"
+                if self.data.elsewhere
+                else "export the clients' own (--all, --client)"
             )
+            raise FedtailorError(f"The method {experiment.method} has no global model: {own}.")
         if self.data.elsewhere is not None:
             return theta, self._recorded()
         clients = [client for client in range(self.data.n_clients) if client not in self.data.new]

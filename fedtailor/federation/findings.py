@@ -15,7 +15,7 @@ from fedtailor.agreement import numbered
 from fedtailor.data import Dataset
 from fedtailor.data.columns import parse_columns
 from fedtailor.data.loading import table_path
-from fedtailor.data.table import column_names
+from fedtailor.data.table import CLIENT, LABELS, column_names
 from fedtailor.errors import FedtailorError, shown
 from fedtailor.federation.declaring import read_data
 from fedtailor.federation.plan import Plan
@@ -53,6 +53,8 @@ def look(site: SiteFile, plan: Plan) -> Findings:
     """Look at a site's data and settings, and list all that keeps it from joining."""
     problems = [*_of_settings(site, plan), *_of_columns(site, plan)]
     kinds = _present(site, plan)
+    if kinds == {}:
+        return Findings(problems=_distinct(problems))
     try:
         dataset = read_data(site, plan if kinds is None else plan.model_copy(update={"features": kinds}))
     except FedtailorError as error:
@@ -162,8 +164,10 @@ def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> list[str]:
         said = parse_columns(site.columns or "")
     except FedtailorError:
         return found
-    roles = {site.label_column, site.group, site.split_column}
-    features = [name for name in (_present(site, plan) or header) if name not in roles and said.get(name) != "ignore"]
+    label = site.label_column or next((name for name in LABELS if name in header), None)
+    roles = {label, site.group, site.split_column, CLIENT}
+    possible = header if plan.features is None else _present(site, plan) or {}
+    features = [name for name in possible if name not in roles and said.get(name) != "ignore"]
     if len(features) > MOST_COLUMNS:
         return found
     for name in features:

@@ -45,7 +45,7 @@ class Pair(nn.Module):
 def drawn(kind: str, y: Any) -> Any:
     rng = np.random.default_rng(len(y))
     images = rng.integers(0, 256, (len(y), 17, 17), dtype=np.uint8)
-    return images if kind == "images" else rng.integers(0, 9, (len(y), 7)) + y[:, None]
+    return images if kind == "images" else rng.integers(0, 9 if len(y) > 17 else 30, (len(y), 7)) + y[:, None]
 
 
 def prepared(kind: str) -> Prepared:

@@ -1,6 +1,8 @@
 """Federations of sites with tables of their own, in memory: the real coordinator and the real sites, and no network."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fedtailor.federation.site_file import read_site
 from fedtailor.letters import read_letter
 from fedtailor.messages import NEVER
 from fedtailor.result import RunResult
+from fedtailor.server.failures import ClientFailure, ClientNote
 from fedtailor.simulation import Simulation
 from fedtailor.transport.channel import InMemory
 
@@ -42,6 +45,18 @@ def table(seed: int, rows: int = 80, numbers: int = 4) -> pd.DataFrame:
 
 def tables(names: Sequence[str] = NAMES, **more: Any) -> dict[str, pd.DataFrame]:
     return {name: table(seed, rows=60 + 30 * seed, **more) for seed, name in enumerate(names)}
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """All that was said of clients: who was left out and why, who is back, who tells nothing."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield said
+    for each in told:
+        assert issubclass(each.category, (ClientFailure, ClientNote)), each
+        said.append(str(each.message))
 
 
 @dataclass

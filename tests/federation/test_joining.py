@@ -1,5 +1,6 @@
 """Sites join by declaring facts: classes, columns by name, constants. The run is the one of a simulation."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 
 from fedtailor.agreement import read_agreement
 from fedtailor.errors import FedtailorError
-from fedtailor.letters import FAULTS, read_letter
-from fedtailor.server.failures import ClientFailure
-from tests.federation.parts import NAMES, Federation, Recorded, close_metrics, same_server, table, tables
+from fedtailor.letters import FAULTS, Letter, read_letter
+from fedtailor.transport.channel import InMemory
+from tests.federation.parts import Federation, Recorded, close_metrics, heard, same_server, table, tables
 
 METHODS = ("pgfed", "pflego", "fedavg", "ditto", "pfedmb", "fedacs")
 
@@ -139,8 +140,11 @@ def test_a_silent_site_is_left_out_and_comes_back(tmp_path: Path) -> None:
     def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
         return "it is not connected" if site == "south" and round in (2, 3) else answer
 
-    with pytest.warns(ClientFailure, match="south left out: it is not connected"):
+    with heard() as said:
         real = federation.run(Recorded(federation.sites(), away))
+    left, back = said
+    assert left == "PGFed, round 2: client south left out: it is not connected."
+    assert back == "PGFed, round 4: client south is back."
     assert [record.failed for record in real.rounds] == [[], [1], [1], [], [], []]
     assert [record.missing for record in real.rounds] == [[], [1], [1], [], [], []]
     assert real.simulation.loop.versions == {0: 6, 1: 6, 2: 6}
@@ -166,16 +170,11 @@ def test_who_is_restarted_goes_on_to_the_same_bits(killed: str, tmp_path: Path) 
     else:
         with pytest.raises(Killed):
             federation.run(channel, on_round=stop)
-        forget_the_last_checkpoint(tmp_path)
         real = federation.run(Recorded(federation.sites()))
     simulated = federation.simulated()
     assert same_server(real.simulation, simulated.simulation)
     for number in range(3):
         assert torch.equal(federation.personal(number, real), simulated.simulation.personal_model(number))
-
-
-def forget_the_last_checkpoint(root: Path) -> None:
-    """Nothing: an interrupted run saves its last round. See `test_a_killed_server_steps_back`."""
 
 
 def test_a_killed_server_steps_back(tmp_path: Path) -> None:
@@ -186,15 +185,11 @@ def test_a_killed_server_steps_back(tmp_path: Path) -> None:
 
     def keep(record: Any) -> None:
         if record.round == 5:  # the checkpoint on the disk is of round 3
-            import shutil
-
             shutil.copytree(tmp_path / "run", saved)
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
         federation.run(Recorded(sites), on_round=keep)
-    import shutil
-
     shutil.rmtree(tmp_path / "run")
     saved.rename(tmp_path / "run")
     real = federation.run(Recorded(sites))
@@ -223,8 +218,6 @@ def test_a_lost_state_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def work_letter(run: str, **header: Any) -> bytes:
-    from fedtailor.letters import Letter
-
     given = {"run": run, "asked": "train", "measure": 0, "durable": 0, **header}
     return Letter("work", given, {"theta": torch.zeros(1)}).pack()
 
@@ -240,24 +233,15 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
         federation.run(on_round=stop)
     changed = table(1, rows=91)
     changed.to_csv(tmp_path / "south" / "patients.csv", index=False)
-    with pytest.warns(ClientFailure, match="south left out: its data have changed since it joined"):
+    with heard() as said:
         real = federation.run()
+    assert "south left out: its data have changed since it joined" in said[0]
     assert [record.failed for record in real.rounds] == [[], [], [1], [1]]
 
 
 def test_all_sites_must_be_there_at_the_beginning(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     sites = {name: site for name, site in federation.sites().items() if name != "west"}
-    with pytest.raises(FedtailorError, match="1 of 3 sites did not join: west: it is not connected."):
-        federation.run(InMemoryOf(sites))
+    with pytest.raises(FedtailorError, match=r"1 of 3 sites did not join: west: it is not connected\."):
+        federation.run(InMemory(sites))
     assert federation.run().finished == 3
-
-
-def InMemoryOf(sites: Any) -> Any:
-    from fedtailor.transport.channel import InMemory
-
-    return InMemory(sites)
-
-
-def test_names_are_in_the_order_of_the_plan() -> None:
-    assert NAMES == ("north", "south", "west")
