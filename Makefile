@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test fuzz bench notebooks hospitals format clean
+.PHONY: setup run quick test test-sites fuzz bench notebooks hospitals format clean
 
 setup: .venv/ready
 
@@ -20,13 +20,16 @@ quick: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not sites"
 
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not sites"
+
+test-sites: setup
+	$(BIN)/pytest -m sites
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed 0 --seconds 600

@@ -20,9 +20,10 @@ class FedtailorExecutor(Executor):  # type: ignore[misc]
         self._worker = Worker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """End the worker process with the job, and the job with NVFlare's client."""
+        """Start and end the worker process with the job, and end the job with NVFlare's client."""
         if event_type == EventType.START_RUN:
             end_with_parent()
+            self._worker.start()
         elif event_type == EventType.END_RUN:
             self._worker.close()
 

@@ -31,17 +31,22 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """The worker process of a site, as its parent sees it. It is started by the first letter."""
+    """The worker process of a site, as its parent sees it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Start the worker process, if there is none: it takes seconds."""
+        self._process = self._process or subprocess.Popen(
+            [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        return self._process
+
     def answer(self, letter: bytes, unwanted: Callable[[], bool]) -> bytes:
         """Have a letter answered; give up when the answer is no longer wanted."""
         for _ in range(TRIALS):
-            process = self._process = self._process or subprocess.Popen(
-                [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+            process = self.start()
             assert process.stdin
             assert process.stdout
             with _killed_if(unwanted, process), suppress(OSError, EOFError):
@@ -117,10 +122,11 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # whatever is printed goes to the site's log
     end_with_parent()
-    from fedtailor.federation.local_site import LocalSite
     from fedtailor.federation.site_file import read_site
 
     file = read_site(Path(os.environ[SITE]))
+    from fedtailor.federation.local_site import LocalSite
+
     with only_one(file.private), suppress(EOFError, BrokenPipeError):
         site = LocalSite(file, file.read_plan())
         while True:
