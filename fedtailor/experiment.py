@@ -274,8 +274,8 @@ class Experiment(_Strict):
     )
     engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"] = Field(
         "auto",
-        description="where clients run: in-process, in worker processes, in a Ray cluster (ray), or as sites-in-memory: "
-        "apart from each other and from the server, with letters between as across a network",
+        description="where clients run: in-process, in worker processes, in a Ray cluster (ray), or as "
+        "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
     address: str | None = Field(
         None, description="the Ray cluster: host:port, or auto for the one of this machine [started for the run]"
