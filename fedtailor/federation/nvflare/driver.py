@@ -28,6 +28,7 @@ LOOK = 0.5  # seconds from look to look at the run directory
 ASK = 3.0  # and from question to question to the server
 START = 120.0  # seconds for a submitted job to start
 END = 60.0  # and for one to end
+SAVE = 10.0  # and to save its last round, which is all that Ctrl-C waits for
 FRUITLESS = 5  # jobs in a row without a finished round: something is wrong
 JOB = "fedtailor"  # the name of a job's folder
 LOG = "nvflare.log"
@@ -213,25 +214,27 @@ class Driver:
     def _end(self, job: str, gently: bool = False) -> None:
         """Have a job ended, or let it end by itself, and wait for it."""
         deadline = time.monotonic() + END
+        if not gently:
+            with suppress(Unreachable):
+                self._admin.abort(job)  # once: NVFlare kills a job that is aborted twice
         while time.monotonic() < deadline and not (self._server and self._server.poll() is not None):
-            try:
+            self._look()
+            with suppress(Unreachable):
                 if self._admin.ended(job):
                     return
-                if not gently:
-                    self._admin.abort(job)
-            except Unreachable:
-                time.sleep(1.0)
-            self._look()
 
     def _look(self) -> None:
         self.show()
         time.sleep(LOOK)
 
     def _close(self) -> None:
-        """End what was started. The job is ended first, so that sites need not find out by themselves."""
-        if self._job and self._server and self._server.poll() is None:
+        """End what was started. The job is ended first, so that its last round is saved and sites hear of it."""
+        if self._job and not (self._server and self._server.poll() is not None):
             with suppress(Unreachable):
                 self._admin.abort(self._job)
+            deadline = time.monotonic() + SAVE
+            while (note := read_note(self.directory)) and note.state == "running" and time.monotonic() < deadline:
+                time.sleep(LOOK)
         self._admin.close()
         if self._server:
             end(self._server)
