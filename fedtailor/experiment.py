@@ -33,7 +33,7 @@ TABLE_SETTINGS = (
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
 EXECUTION_ONLY = {
     "engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard",
-    "debug", "deadline",
+    "debug", "deadline", "address",
 }  # fmt: skip
 # Where `tune` looks for settings of the experiment; a method declares the ranges of its own parameters.
 SEARCH = {"lr": "0.001..1:log"}
@@ -178,10 +178,11 @@ class Experiment(_Strict):
         None,
         description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
     )
-    split: Literal["merge", "official"] | None = Field(
+    split: Literal["merge", "official", "hash"] | None = Field(
         None,
         description="merge: ignore the split that comes with the data and split each client's samples; official: keep "
-        "it [official if the split is your own, else merge]",
+        "it; hash: by each sample's content alone, not stratified, so that new samples move no others [official if the "
+        "split is your own, else merge]",
     )
     stratify: bool = Field(
         True, description="split each class of a client in proportion [on; --no-stratify: at random]"
@@ -271,12 +272,17 @@ class Experiment(_Strict):
     on_failure: Literal["skip", "stop"] = Field(
         "skip", description="leave a client that fails out of the round, or stop the run"
     )
-    engine: Literal["auto", "in-process", "processes", "sites-in-memory"] = Field(
+    engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"] = Field(
         "auto",
-        description="where clients run: in-process, processes, or sites-in-memory: apart from each other and from the "
-        "server, with letters between as across a network",
+        description="where clients run: in-process, in worker processes, in a Ray cluster (ray), or as "
+        "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
-    workers: int | None = Field(None, ge=1, le=1000, description="worker processes [as many as cores]")
+    address: str | None = Field(
+        None, description="the Ray cluster: host:port, or auto for the one of this machine [started for the run]"
+    )
+    workers: int | None = Field(
+        None, ge=1, le=1000, description="worker processes [as many as cores, or as the cluster has CPUs]"
+    )
     deadline: float | None = Field(
         None, gt=0, description="seconds that a client may take for its work in a round before it counts as failed"
     )
@@ -372,7 +378,7 @@ class Settings(TypedDict, total=False):
     labels: Literal["shared", "own"]
     clients: int | None
     partition: str | None
-    split: Literal["merge", "official"] | None
+    split: Literal["merge", "official", "hash"] | None
     stratify: bool
     test: float
     validation: float
@@ -418,7 +424,8 @@ class Settings(TypedDict, total=False):
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     patience: int | None
     on_failure: Literal["skip", "stop"]
-    engine: Literal["auto", "in-process", "processes", "sites-in-memory"]
+    engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"]
+    address: str | None
     workers: int | None
     deadline: float | None
     states: Literal["memory", "disk"]

@@ -30,7 +30,7 @@ from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
 from fedtailor.simulation import Simulation, create, look_into, reopen
 
-CHANGEABLE = ("rounds", "workers", "engine", "deadline", "states", "checkpoint_every", "data_dir", "debug")
+CHANGEABLE = ("rounds", "workers", "engine", "address", "deadline", "states", "checkpoint_every", "data_dir", "debug")
 OnRound = Callable[[RoundRecord], None]
 OnStart = Callable[[Loop], None]
 
@@ -141,9 +141,9 @@ def resume(
     held out, a list of these, or by name the path or the pair (x, y) of each. The same call goes on later: who has
     joined is not added again.
 
-    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `deadline`,
-    `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed again.
-    Where the run names code, a method, network, loss or metric as `module:name`, pass the object or `trust` it.
+    Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `address`,
+    `deadline`, `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed
+    again. Where the run names code, a method, network, loss or metric as `module:name`, pass the object or `trust` it.
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()

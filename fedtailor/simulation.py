@@ -54,7 +54,7 @@ class Simulation:
             channel = InMemory({site.name: site for site in self._apart})
             transport = Remote(channel, RUN, data.names, self.sites.declare())
         self.transport = transport or make_transport(
-            engine, self.sites, experiment.workers, device.type == "cpu", deadline
+            engine, self.sites, experiment.workers, device.type == "cpu", deadline, experiment.address
         )
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either

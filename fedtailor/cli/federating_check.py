@@ -102,7 +102,8 @@ def _show_data(found: "Preview") -> None:
         often = list(findings.classes.items())
         words = ", ".join(f"{visible(name)} ({count:,})" for name, count in often[:SHOWN_CLASSES])
         more = f" and {len(often) - SHOWN_CLASSES} more" if len(often) > SHOWN_CLASSES else ""
-        _say(f"{len(often)} classes: {words}{more}.")
+        where = next((f" in {visible(one.name)}" for one in findings.columns if one.kind == "label"), "")
+        _say(f"{len(often)} classes{where}: {words}{more}.")
     if findings.columns:
         _show_columns(findings)
     for note in findings.notes:
@@ -111,7 +112,7 @@ def _show_data(found: "Preview") -> None:
 
 def _show_columns(findings: "Findings") -> None:
     table = _table("column", "as", "missing", "values", "not declared", right=(2, 3, 4))
-    for one in (one for one in findings.columns if one.kind != "ignored"):
+    for one in (one for one in findings.columns if one.kind not in ("ignored", "label")):
         numbers = [one.missing, one.values, one.rare]
         table.add_row(visible(one.name), one.kind, *(f"{number:,}" if number else "·" for number in numbers))
     out.print(table)

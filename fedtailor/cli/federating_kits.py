@@ -21,9 +21,9 @@ def plan(
         bool, typer.Option("--central", help="make all private keys here, those of the sites too: for trials")
     ] = False,
 ) -> None:
-    """Make a directory for the server, its admin and every site: plan, page, keys, safe policies.
+    """Check a plan, and make a directory for each role: what to run, and its keys.
 
-    Private keys of the sites are made at the sites: send each its directory. `--central` makes them here.
+    Private keys of the sites are made at the sites: send each its directory. `--central` makes them here, for trials.
 
     [bold]Examples[/]
 
@@ -59,20 +59,23 @@ def approve(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="the site lost its key, or renews its certificate")] = False,
 ) -> None:
-    """Sign a site's request, and write the answer to send back. A site that is not in the plan is refused."""
+    """Sign the request of a site, so that it may take part.
+
+    The answer is to be sent back. A site that is not in the plan is refused.
+    """
     from fedtailor.federation.kits import approve as sign
     from fedtailor.federation.kits.exchange import request_fingerprint
 
-    if fingerprint is None:
-        _say("The request's fingerprint, which the site should read to you by telephone:")
-        _say(f"  {request_fingerprint(request)}")
     signed = sign(kits, request, fingerprint, again)
+    if fingerprint is None:
+        _say(f"Let {signed.site} read the fingerprint of its request to you by telephone before you send anything:")
+        _say(f"  {request_fingerprint(request)}")
     _say(f"Signed. Send {signed.file} to {signed.site}, and tell this fingerprint by telephone, not by mail:")
     _say(f"  {signed.fingerprint}")
 
 
 def request(site: Site) -> None:
-    """Make this site's private key, which stays here, and a request to send to the coordinator."""
+    """Make the site's keys, which stay here, and a request to be signed."""
     from fedtailor.federation.kits import request_kit
 
     made = request_kit(site)
@@ -88,7 +91,10 @@ def install(
         str, typer.Option(metavar="SHA256:…", help="as the coordinator told it by telephone", show_default=False)
     ],
 ) -> None:
-    """Make this site's kit of its key and the coordinator's answer, with safe policies set."""
+    """Make the site's kit from the coordinator's answer.
+
+    It has the safe policies: `fedtailor deploy doctor` checks them.
+    """
     from fedtailor.federation.kits import install as make
 
     kit = make(site, answer, fingerprint)
@@ -100,7 +106,10 @@ def doctor(
         Path, typer.Argument(metavar="KIT", help="a kit, a site's file, or a site's directory", show_default=False)
     ],
 ) -> None:
-    """Look for unsafe settings of a kit or a site, and say how to mend each. Exit code 1 if there is any."""
+    """Check a kit, or a running site, for unsafe settings and old certificates.
+
+    For each it says how to mend it. The exit code is 1 if there is any.
+    """
     from fedtailor.federation.kits import doctor as look
 
     found = look(kit)
@@ -122,8 +131,10 @@ def _counted(number: int, what: str) -> str:
 
 def _code(plan: "Plan") -> str:
     """Whether the plan names code that is not of the catalogue."""
+    from fedtailor.runs import named_code
+
     terms = plan.terms()
-    own = [name for name in (terms.method, terms.model, terms.loss) if ":" in name]
+    own = list(named_code(terms).values())
     if not own:
         return f"All of the catalogue: method {terms.method}, network {terms.model}, loss {terms.loss}."
     return (

@@ -33,8 +33,8 @@ GROUPS = {
     "Training": TRAINING_SETTINGS,
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
-        *("device", "engine", "workers", "deadline", "states", "checkpoint_every", "observe_every", "observe_limit"),
-        *("on_failure", "tensorboard", "debug"),
+        *("device", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),
+        *("observe_limit", "on_failure", "tensorboard", "debug"),
     ),
 }
 SHORT = {f"evaluate_{name}": f"--{name.replace('_', '-')}" for name in ("fine_tune", "choose", "metric", "patience")}

@@ -110,6 +110,7 @@ def resume(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="worker processes", show_default=False)] = None,
     engine: Annotated[str | None, typer.Option(help="where clients run", show_default=False)] = None,
+    address: Annotated[str | None, typer.Option(help="the Ray cluster", show_default=False)] = None,
     deadline: Annotated[
         float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
     ] = None,
@@ -140,7 +141,8 @@ def resume(
     """
     from fedtailor.runs import resume as resume_run
 
-    given = {"rounds": rounds, "workers": workers, "engine": engine, "deadline": deadline, "data_dir": data_dir}
+    given = {"rounds": rounds, "workers": workers, "engine": engine, "address": address, "deadline": deadline}
+    given |= {"data_dir": data_dir}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress_bars() as bars:
         bar = RoundProgress(bars, str(directory), None)

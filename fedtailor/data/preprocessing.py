@@ -184,12 +184,16 @@ def _too_large(column: str) -> FedtailorError:
 def agree(
     declared: Sequence[Facts], how: How = "federated", ignored: Sequence[str] = (), names: Sequence[str] = ()
 ) -> Preprocessing:
-    """Make the constants of a federation from what its clients declare."""
-    first = [(column.name, column.kind) for column in declared[0]]
+    """Make the constants of a federation from what its clients declare. Columns go by name, in the first's order."""
+    named = [{column.name: column for column in theirs} for theirs in declared]
+    kinds = {column.name: column.kind for column in declared[0]}
     for client, theirs in enumerate(declared):
-        if [(column.name, column.kind) for column in theirs] != first:
-            raise FedtailorError(f"Client {client} declares other columns than client 0: all need the same.")
-    merged = [_merged(column) for column in zip(*declared, strict=True)]
+        if sorted((column.name, column.kind) for column in theirs) != sorted(kinds.items()):
+            who = [names[number] if names else f"client {number}" for number in (client, 0)]
+            raise FedtailorError(
+                f"{who[0][:1].upper()}{who[0][1:]} declares other columns than {who[1]}: all need the same."
+            )
+    merged = [_merged([theirs[name] for theirs in named]) for name in kinds]
     return Preprocessing(how=how, columns=tuple(_prepared(one, how) for one in merged), ignored=tuple(ignored))
 
 

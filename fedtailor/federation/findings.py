@@ -31,7 +31,7 @@ class FoundColumn:
     """A column of a site's table. Its cells and values are counted here and nowhere else."""
 
     name: str
-    kind: str  # number, category, label, group, split or ignored
+    kind: str  # number, category, group, split, label, ignored, or to mend
     missing: int | None = None  # cells
     values: int | None = None  # different values of a category
     rare: int = 0  # values of a category that are not declared, as too few training rows have them
@@ -55,15 +55,20 @@ def look(site: SiteFile, plan: Plan) -> Findings:
     kinds = _present(site, plan)
     if kinds == {}:
         return Findings(problems=_distinct(problems))
+    dataset: Dataset | None
+    wrong: set[str] = set()
     try:
         dataset = read_data(site, plan if kinds is None else plan.model_copy(update={"features": kinds}))
     except FedtailorError as error:
-        return Findings(problems=_distinct([*problems, *_of_cells(site, plan, error)]))
+        mistakes, dataset, wrong = _of_cells(site, plan, error)
+        problems += mistakes
+    if dataset is None:
+        return Findings(problems=_distinct(problems))
     problems += [*_of_classes(dataset, plan), *_of_size(dataset)]
     return Findings(
         len(dataset),
         _counted(dataset),
-        tuple(_columns(site, dataset)),
+        tuple(_columns(site, dataset, wrong)),
         (*dataset.notes, *_of_values(dataset, plan)),
         _distinct(problems),
         dataset,
@@ -147,6 +152,12 @@ def _of_columns(site: SiteFile, plan: Plan) -> Iterator[str]:
             )
 
 
+def _label(site: SiteFile) -> str | None:
+    """The label column, as the site's file says or as it is called."""
+    header = _header(site)
+    return site.label_column or next((name for name in LABELS if name in header), None)
+
+
 def _near(name: str, names: list[str]) -> str | None:
     lower = {each.lower(): each for each in names}
     found = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
@@ -157,29 +168,35 @@ def _near(name: str, names: list[str]) -> str | None:
 # --- cells ---
 
 
-def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> list[str]:
-    """List the mistakes of all columns, each read without the others; the first one alone if that is not possible."""
-    header, found = _header(site), [str(first)]
+def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> tuple[list[str], Dataset | None, set[str]]:
+    """List the mistakes of all columns, each read without the others; read those that have none, and name those that
+    have. If that is not possible, the first mistake stands alone."""
+    header, found, wrong = _header(site), [str(first)], set[str]()
     try:
         said = parse_columns(site.columns or "")
     except FedtailorError:
-        return found
-    label = site.label_column or next((name for name in LABELS if name in header), None)
-    roles = {label, site.group, site.split_column, CLIENT}
+        return found, None, wrong
+    roles = {_label(site), site.group, site.split_column, CLIENT}
     possible = header if plan.features is None else _present(site, plan) or {}
     features = [name for name in possible if name not in roles and said.get(name) != "ignore"]
-    if len(features) > MOST_COLUMNS:
-        return found
-    for name in features:
-        others = {**said, **{each: "ignore" for each in header if each not in {name, *roles}}}
+
+    def read(names: list[str]) -> Dataset:
+        others = {**said, **{each: "ignore" for each in header if each not in {*names, *roles}}}
         columns = ", ".join(f'"{each}={kind}"' if "," in each else f"{each}={kind}" for each, kind in others.items())
-        alone = {name: plan.features[name]} if plan.features is not None else None
+        known = {name: plan.features[name] for name in names} if plan.features is not None else None
+        return read_data(site.model_copy(update={"columns": columns}), plan.model_copy(update={"features": known}))
+
+    for name in features if len(features) <= MOST_COLUMNS else ():
         try:
-            read_data(site.model_copy(update={"columns": columns}), plan.model_copy(update={"features": alone}))
+            read([name])
         except FedtailorError as error:
             if "needs features" not in str(error):  # a column that is ignored by itself is no mistake
                 found.append(str(error))
-    return found
+                wrong.add(name)
+    try:
+        return found, read([name for name in features if name not in wrong]), wrong
+    except FedtailorError as error:
+        return [*found, *([] if "needs features" in str(error) else [str(error)])], None, wrong
 
 
 # --- classes and values ---
@@ -237,16 +254,17 @@ def _of_values(dataset: Dataset, plan: Plan) -> Iterator[str]:
             )
 
 
-def _columns(site: SiteFile, dataset: Dataset) -> Iterator[FoundColumn]:
-    """Describe the columns: features, roles, and those that are ignored."""
+def _columns(site: SiteFile, dataset: Dataset, wrong: set[str]) -> Iterator[FoundColumn]:
+    """Describe the columns: features, roles, those that are ignored, and those with mistakes."""
     for values, column in zip(dataset.cells.T if dataset.columns else (), dataset.columns, strict=True):
         missing = int(values.isnan().sum())
         yield FoundColumn(column.name, column.kind, missing, len(column.values) or None)
     if not dataset.columns:
         return
-    roles: Mapping[str, str | None] = {"group": site.group, "split": site.split_column}
+    roles = {"group": site.group, "split": site.split_column, "label": _label(site)}
     yield from (FoundColumn(name, role) for role, name in roles.items() if name)
-    yield from (FoundColumn(name, "ignored") for name in dataset.ignored if name not in roles.values())
+    rest = [name for name in dataset.ignored if name not in roles.values()]
+    yield from (FoundColumn(name, "to mend" if name in wrong else "ignored") for name in rest)
 
 
 def _rows(count: int) -> str:

@@ -14,7 +14,7 @@ from fedtailor.experiment import DATA_SETTINGS, Experiment, make_experiment, rea
 
 # Settings about samples that all sites have in common; the others are each site's own, or have no meaning there.
 COMMON = ("test", "validation", "pixels", "labels", "preprocessing", "image_size")
-OWN = ({*DATA_SETTINGS} - {*COMMON}) | {"engine", "workers", "deadline", "device", "debug"}
+OWN = ({*DATA_SETTINGS} - {*COMMON}) | {"engine", "address", "workers", "deadline", "device", "debug"}
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"  # between the dots of a host name
 Host = Annotated[str, StringConstraints(pattern=rf"^({_LABEL}\.)*{_LABEL}$", max_length=64)]  # as certificates have it

@@ -80,25 +80,24 @@ def preview(site: SiteFile, plan: Plan) -> Preview:
     findings = look(site, plan)
     secret = site.private / SECRET
     about = Preview(site.name, plan, site.data, site.tells(plan), findings, secret=secret.is_file())
-    if findings.dataset is None:
+    dataset = findings.dataset
+    if findings.problems or dataset is None:  # code that the site does not allow is not run, for example
         return about
     try:
-        hello = declare(site, plan, findings.dataset, read_bytes(secret) if about.secret else b"")
-        about = replace(about, hello=hello, findings=with_rare(findings, _declared(hello)), open=_open(hello, plan))
-        rehearsal = rehearse(plan, plan.number(site.name), findings.dataset, _alone(hello, plan), about.tells)
+        hello = declare(site, plan, dataset, read_bytes(secret) if about.secret else b"")
+        findings = with_rare(findings, _declared(hello, plan))
+        about = replace(about, hello=hello, findings=findings, open=_open(hello, plan))
+        rehearsal = rehearse(plan, plan.number(site.name), dataset, _alone(hello, plan), about.tells)
     except FedtailorError as error:
-        return replace(about, findings=_with(about.findings, in_site_file(str(error))))
+        return replace(about, findings=replace(findings, problems=(in_site_file(str(error)),)))
     return replace(about, rehearsal=rehearsal)
 
 
-def _with(findings: Findings, problem: str) -> Findings:
-    """Add a problem, unless those that are known explain it."""
-    return findings if findings.problems else replace(findings, problems=(problem,))
-
-
-def _declared(hello: Hello) -> dict[str, int]:
-    """Count the values that are declared of each category."""
-    return {fact.name: len(fact.values) for fact in hello.facts or () if fact.kind == "category"}
+def _declared(hello: Hello, plan: Plan) -> dict[str, int]:
+    """Count the values that are declared of each category; those that the plan gives are not."""
+    given = {name for name, values in (plan.features or {}).items() if not isinstance(values, str)}
+    facts = [fact for fact in hello.facts or () if fact.kind == "category" and fact.name not in given]
+    return {fact.name: len(fact.values) for fact in facts}
 
 
 def _alone(hello: Hello, plan: Plan) -> Agreement:
@@ -121,10 +120,9 @@ def _open(hello: Hello, plan: Plan) -> tuple[str, ...]:
         found.append("the largest number of classes that a site has")
     elif plan.classes is None and hello.targets == "classes":
         found.append("the classes of all sites")
-    facts = hello.facts or ()
-    if any(fact.kind == "category" and isinstance((plan.features or {}).get(fact.name, ""), str) for fact in facts):
+    if _declared(hello, plan):
         found.append("the values that others declare of the categories")
-    if facts:
+    if hello.facts:
         found.append("the columns in which cells of others are missing")
     if hello.tokens is not None:
         found.append("the largest number of token values that a site has")

@@ -57,24 +57,25 @@ class Network:
         self.head_names = head if isinstance(head, list) else find_head(self.module, head, example)
         order = [name for name in layers if name not in self.head_names] + self.head_names
         sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
-        self.vector = torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop())
-        self.gradient = torch.zeros_like(self.vector)
-        self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
-        self.hooks_seen = -1
-        self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
+        self._begin(torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop()))
         places: dict[str, slice] = {}
-        self._buffers: list[slice] = []
+        buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
-        self._placed: set[tuple[int, str]] = set()
+        self._placed: list[tuple[nn.Module, str, slice]] = []  # owner and name of each tensor, and its place
         self._pretrained: list[slice] = []
         start = 0
         for name in order:
             places[name] = slice(start, start + sizes[name])
             for owner, attribute, tensor in layers[name]:
-                where = slice(start, start + tensor.numel())
-                self._place(name, owner, attribute, tensor, where)
-                if f"{name}.{attribute}".lstrip(".") in pretrained:
+                where, full_name = slice(start, start + tensor.numel()), f"{name}.{attribute}".lstrip(".")
+                if not isinstance(tensor, nn.Parameter):
+                    buffers.append(where)
+                    if not tensor.is_floating_point():
+                        self._integer_buffers[full_name] = tensor.dtype
+                if full_name in pretrained:
                     self._pretrained.append(where)
+                self._place(owner, attribute, where)
+                self._placed.append((owner, attribute, where))
                 start += tensor.numel()
         head_size = sum(sizes[name] for name in self.head_names)
         norm_layers = [p for n, p in places.items() if isinstance(self.module.get_submodule(n), NORMALISATION)]
@@ -84,29 +85,47 @@ class Network:
             head=slice(start - head_size, start),
             layers=places,
             norm_layers=tuple(norm_layers),
-            buffers=tuple(self._buffers),
+            buffers=tuple(buffers),
         )
+        placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}
         self._constants = [
             (owner, key, buffer.clone())
             for owner in self.module.modules()
             for key, buffer in owner._buffers.items()
-            if buffer is not None and (id(owner), key) not in self._placed
+            if buffer is not None and (id(owner), key) not in placed
         ]
 
-    def _place(self, layer: str, owner: nn.Module, attribute: str, tensor: Tensor, where: slice) -> None:
+    def _begin(self, vector: Tensor) -> None:
+        self.vector, self.gradient = vector, torch.zeros_like(vector)
+        self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
+        self.hooks_seen = -1
+        self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
+
+    def _place(self, owner: nn.Module, attribute: str, where: slice) -> None:
         """Make a parameter or buffer a view of its place in the vector."""
+        parameter = owner._parameters.get(attribute)
+        tensor = owner._buffers[attribute] if parameter is None else parameter
+        assert tensor is not None
         view = _view(self.vector[where], tensor.shape)
         view.copy_(tensor.detach())
-        if isinstance(tensor, nn.Parameter):
-            tensor.data = view
-            tensor.grad = _view(self.gradient[where], tensor.shape)
+        if parameter is not None:
+            parameter.data = view
+            parameter.grad = _view(self.gradient[where], tensor.shape)
         else:
-            if not tensor.is_floating_point():
-                self._integer_buffers[f"{layer}.{attribute}" if layer else attribute] = tensor.dtype
             # `.data` has a version counter of its own: autograd must not take one layer's buffers for another's.
             owner._buffers[attribute] = view.data
-            self._placed.add((id(owner), attribute))
-            self._buffers.append(where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the module and the places of its tensors: a pickle would not keep these views of one vector."""
+        made_anew = ("vector", "gradient", "chains", "hooks_seen", "differentiated")
+        return {name: value for name, value in vars(self).items() if name not in made_anew}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        first = next(p for owner, attribute, _ in self._placed if (p := owner._parameters.get(attribute)) is not None)
+        self._begin(torch.zeros(self.layout.size, device=first.device, dtype=first.dtype))
+        for owner, attribute, where in self._placed:
+            self._place(owner, attribute, where)
 
     @property
     def has_batch_norm(self) -> bool:

@@ -58,6 +58,11 @@ class Sites:
         """Collect the declarations of the training clients."""
         return [self.site(number).declare() for number in range(self.data.n_clients - len(self.data.new))]
 
+    def without_states(self) -> "Sites":
+        """The same sites without their states: all that `work` needs, to be sent to where it is done."""
+        self.terms.network.reset(self.terms.initial)
+        return replace(self, store=Store(None, "client"))
+
     # --- requests ---
 
     def split(self, requests: Sequence[Request]) -> Iterator[Request]:

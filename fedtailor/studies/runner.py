@@ -100,7 +100,7 @@ def perform(
 
     with suppress(_Stop):
         if (path / "experiment.toml").is_file():
-            where = ("workers", "engine", "deadline", "data_dir")
+            where = ("workers", "engine", "address", "deadline", "data_dir")
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
             asked = named_code(experiment) == named_code(RunDirectory(path).experiment())  # no other code than that
             return resume(path, trust=asked, on_round=each, on_start=on_start, **changes)

@@ -1,7 +1,6 @@
 """Transports carry requests to the sites and replies back. A transport knows neither methods nor data."""
 
 import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -11,6 +10,7 @@ from fedtailor.messages import Declaration, Reply, Request
 from fedtailor.transport.in_process import InProcess, Place
 from fedtailor.transport.memory import keep_freed_memory
 from fedtailor.transport.processes import Processes
+from fedtailor.transport.workers import cores
 
 __all__ = ["InProcess", "Place", "Processes", "Transport", "cores", "make_transport"]
 
@@ -42,16 +42,20 @@ class Transport(Protocol):
         """End what was started."""
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def make_transport(
-    engine: str, sites: Place, workers: int | None, on_cpu: bool, deadline: float | None = None
+    engine: str,
+    sites: Place,
+    workers: int | None,
+    on_cpu: bool,
+    deadline: float | None = None,
+    address: str | None = None,
 ) -> Transport:
     """Make the transport of this name; `auto` takes worker processes where there is more than one core for them, or a
-    deadline in seconds for each request: only another process can be stopped."""
+    deadline in seconds for each request: only another process can be stopped. `address` is that of a Ray cluster."""
+    if engine == "ray":
+        return _make_actors(sites, workers, on_cpu, deadline, address)
+    if engine == "auto" and address is not None:
+        raise FedtailorError("An address is that of a Ray cluster: give --engine ray with it.")
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
     if engine == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
@@ -65,3 +69,18 @@ def make_transport(
             "A deadline needs worker processes (Linux, the CPU, no --engine in-process): leave out one or the other."
         )
     return InProcess(sites)
+
+
+def _make_actors(
+    sites: Place, workers: int | None, on_cpu: bool, deadline: float | None, address: str | None
+) -> Transport:
+    if not on_cpu:
+        raise FedtailorError("The actors of a Ray cluster compute on the CPU: leave --device out.")
+    try:
+        from fedtailor.transport.ray_actors import Actors
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise FedtailorError("Ray is not installed: pip install 'fedtailor[ray]'.") from None
+    keep_freed_memory()
+    return Actors(sites, workers, deadline, address)

@@ -180,10 +180,17 @@ def test_what_training_did_not_have_counts_as_nothing_and_is_said() -> None:
     assert [note for note in again.notes if "'income'" in note and "count as the mean" in note]
 
 
+def test_columns_are_agreed_on_by_their_names() -> None:
+    one, other = facts(rows(10), COLUMNS), facts(rows(12), COLUMNS)
+    assert agree([one, other[::-1]]) == agree([one, other])
+
+
 def test_facts_that_cannot_be_agreed_on() -> None:
     one = facts(rows(10), COLUMNS)
     with pytest.raises(FedtailorError, match="Client 1 declares other columns than client 0"):
         agree([one, one[1:]])
+    with pytest.raises(FedtailorError, match=r"^Site Hill declares other columns than site Lake"):
+        agree([one, (*one, one[0])], names=["site Lake", "site Hill"])
     huge = np.array([[1e300], [-1e300]])
     with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
         agree([facts(huge, COLUMNS[:1])])

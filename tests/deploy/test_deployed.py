@@ -147,8 +147,9 @@ def test_a_deployed_run_is_shown_as_others(words: tuple[str, ...], deployed: Fed
     assert "ditto" in answer.out
 
 
-def test_a_deployed_run_is_reported(deployed: Federation, call: Call) -> None:
-    answer = call("report", deployed.root / "run", "--out", "report.html")
-    assert answer.code == 0, answer
+def test_a_deployed_run_is_reported_beside_a_simulation(deployed: Federation, call: Call) -> None:
+    deployed.simulated(out="simulated")
+    answer = call("report", deployed.root / "run", "simulated", "--out", "report.html")
+    assert (answer.code, answer.err) == (0, ""), answer
     page = Path("report.html").read_text()
     assert all(name in page for name in NAMES)

@@ -18,10 +18,14 @@ from cryptography.x509.oid import NameOID
 from fedtailor.errors import FedtailorError
 from fedtailor.federation.kits import Sent, approve, doctor, install, make_kits, request_kit
 from fedtailor.federation.kits.certificates import fingerprint_of, read_certificate
+from fedtailor.federation.kits.exchange import make_request
 from fedtailor.federation.kits.policies import SERVER_CLASSES, SITE_CLASSES
 from fedtailor.federation.plan import read_plan
 from fedtailor.federation.site_file import read_site
+from tests.cli.calling import Call, call, done, refusal
 from tests.federation.kits import plan, write_plan
+
+__all__ = ["call"]
 
 SITES = ("cleveland", "long-beach")
 PRIVATE = b"PRIVATE KEY"
@@ -303,5 +307,42 @@ def test_without_nvflare() -> None:
 def test_the_tools_leave_nothing_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    make_kits(plan(tmp_path), tmp_path / "kits", central=True)
+    make_request(plan(tmp_path), "cleveland", tmp_path / "request")  # of which NVFlare keeps a note
     assert not list((tmp_path / "home").iterdir())
+
+
+def test_commands_of_both_sides(call: Call, coordinator: Path, restored: Path, tmp_path: Path) -> None:
+    shutil.copytree(coordinator / "long-beach", tmp_path / "here")
+    said = done(call("site", "request", "here/site.toml"))
+    assert "The key of long-beach is made, and stays here." in said
+    told = said.split()[-1]
+    assert told.startswith("SHA256:")
+
+    said = done(call("deploy", "approve", coordinator, "here/long-beach.request.zip"))
+    assert told in said
+    root = said.split()[-1]
+    assert root == fingerprint_of(read_certificate(coordinator / "ca" / "rootCA.pem"))
+
+    answer = coordinator / "long-beach" / "long-beach.answer.zip"
+    assert "another fingerprint" in refusal(call, "site", "install", "here/site.toml", answer, "--fingerprint", told)
+    assert "The kit is in here/kit." in done(call("site", "install", "here/site.toml", answer, "--fingerprint", root))
+    assert done(call("deploy", "doctor", "here/site.toml")) == "here/site.toml: nothing found.\n"
+
+    (tmp_path / "here" / "kit" / "startup" / "client.key").chmod(0o644)
+    found = call("deploy", "doctor", "here")
+    assert found.code == 1
+    assert "1. Other users of the machine can read here/kit/startup/client.key (mode 0644)." in found.out
+    assert "Mend it: chmod 600 here/kit/startup/client.key" in found.out
+
+
+def test_command_of_the_coordinator(call: Call, tmp_path: Path) -> None:
+    write_plan(tmp_path)
+    said = done(call("deploy", "plan", "federation.toml", "--out", "kits", "--central"))
+    assert "The kits of heart are in kits: 2 sites, the server and its admin." in said
+    assert "All of the catalogue: method pgfed, network mlp, loss cross-entropy." in said
+    assert "use it for trials only" in said
+    assert "kits exists already" in refusal(call, "deploy", "plan", "federation.toml", "--out", "kits")
+    named = (tmp_path / "federation.toml").read_text().replace('"pgfed"', '"hospital.methods:Ours"')
+    (tmp_path / "federation.toml").write_text(named)
+    said = done(call("deploy", "plan", "federation.toml", "--out", "others", "--central"))
+    assert "Named code: hospital.methods:Ours. Each site must have it installed, and name it under allow" in said

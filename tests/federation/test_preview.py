@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedtailor.errors import FedtailorError
@@ -108,6 +109,7 @@ FEATURES = {"f0": "number", "f1": "number", "ward": ["a", "b", "c", "d"]}
         ("ditto", {"batch": "full", "class_weights": "balanced", "evaluate_train": True}),
         ("fedrep", {"labels": "own", "dtype": "float64"}),
         ("pflego", {"preprocessing": "per-client"}),
+        ("fedavg", {"loss": "mse", "site": {"label_column": "f0", "columns": "label=category"}}),
         ("fedavg", {"plan": {"classes": ["ill", "well", "unclear"], "features": FEATURES}}),
     ],
 )
@@ -115,6 +117,37 @@ def test_it_is_exact_in_other_settings_too(method: str, settings: dict[str, Any]
     federation = Federation(tmp_path, method=method, **settings)
     letters = letters_of(federation)
     assert_exact(check(federation), letters)
+
+
+@pytest.mark.parametrize("kind", ["features", "images", "labels", "tokens"])
+def test_it_is_exact_for_data_that_are_no_tables(kind: str, tmp_path: Path) -> None:
+    model, loss = {"images": "cnn", "tokens": "gru"}.get(kind, "mlp:8"), "bce" if kind == "labels" else "cross-entropy"
+    federation = Federation(tmp_path, method="fedper", model=model, loss=loss, rounds=2)
+    rng = np.random.default_rng(0)
+    for name in federation.data:
+        x = rng.normal(size=(60, 5)).astype(np.float32)
+        y = np.arange(60) % 3
+        arrays: dict[str, Any] = {"x": x, "y": y}
+        if kind == "images":
+            arrays["x"] = rng.integers(0, 256, (60, 1, 16, 16)).astype(np.uint8)
+        elif kind == "labels":
+            arrays["y"] = np.stack([y == 0, y < 2], axis=1).astype(np.int64)
+        elif kind == "tokens":
+            arrays["x"] = np.concatenate([np.full((1, 7), 19), rng.integers(0, 20, (59, 7))])
+        np.savez(tmp_path / name / "samples.npz", **arrays)
+        own = f'name = "{name}"\nplan = "../federation.toml"\ndata = "samples.npz"\n'
+        (tmp_path / name / "site.toml").write_text(own)
+    letters = letters_of(federation)
+    assert_exact(check(federation), letters)
+
+
+def test_code_that_the_site_does_not_allow_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shipped.py").write_text("from pathlib import Path\nPath('was-here').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = check(Federation(tmp_path, method="shipped:Method"))
+    assert [problem for problem in found.problems if 'allow = ["shipped:Method"]' in problem] == [*found.problems]
+    assert not Path("was-here").exists()
 
 
 def test_rounds_that_are_not_rehearsed_are_known_from_the_servers_check(
@@ -182,17 +215,19 @@ def test_each_mistake_is_named_with_what_to_do(
 
 def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     """Of the settings, of the plan's features and of the cells of two columns, though reading stops at the first."""
-    features = {"f0": "number", "f2": "number", "bmi": "number"}
-    federation = Federation(tmp_path, method="nowhere:Method", plan={"features": features}, site={"device": "abacus"})
+    plan = {"features": {"f0": "number", "f1": "number", "f2": "number", "bmi": "number"}, "classes": ["ill", "well"]}
+    federation = Federation(tmp_path, method="nowhere:Method", plan=plan, site={"device": "abacus"})
     path = tmp_path / OWN / "patients.csv"
     lines = path.read_text().splitlines()
     cells = lines[3].split(",")
-    lines[3] = ",".join(["old", cells[1], "much", *cells[3:]])
+    lines[3] = ",".join(["old", cells[1], "much", *cells[3:-1], "unclear"])
     path.write_text("\n".join(lines) + "\n")
     found = check(federation)
-    wanted = ("allow = ", "device 'abacus'", "'bmi'", "'old' in column 'f0'", "'much' in column 'f2'")
+    cells_and_classes = ("'old' in column 'f0'", "'much' in column 'f2'", "The class 'unclear' (1 row)")
+    wanted = ("allow = ", "device 'abacus'", "'bmi'", *cells_and_classes)
     assert len(found.problems) == len(wanted), found.problems
     assert all(words in problem for problem, words in zip(found.problems, wanted, strict=True)), found.problems
+    assert {one.name for one in found.findings.columns if one.kind == "to mend"} == {"f0", "f2"}
     assert found.hello is None
     assert found.plain()["can_join"] is False
 

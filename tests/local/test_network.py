@@ -1,6 +1,9 @@
 """The vector view of a network."""
 
 import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +53,31 @@ def test_parameters_and_gradients_are_views_not_copies(name: str) -> None:
     passes(network, x).backward()
     network.gradient.fill_(3.0)
     assert all((p.grad == 3.0).all() for p in network.module.parameters())
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+@pytest.mark.parametrize("name", ["lenet", "resnet", "gru"])
+def test_a_network_that_was_pickled_or_copied_has_views_again(name: str, again: Callable[[Any], Any]) -> None:
+    module = build_model(name, fitting_shape(name), 10, seed=0)
+    network = Network(module, pretrained=[next(name for name, _ in module.named_parameters())])
+    network.autocast = True
+    x = torch.rand(4, *fitting_shape(name))
+    passes(network, x).backward()  # BatchNorm's counter is no longer 0
+    other = again(network)
+    assert other.layout == network.layout
+    assert torch.equal(other.vector, network.vector)
+    assert other.autocast
+    for key, value in network.state_dict().items():
+        assert torch.equal(other.state_dict()[key], value)
+        assert other.state_dict()[key].dtype == value.dtype
+    assert torch.equal(other.initialised(3), network.initialised(3))
+    for one in (network, other):
+        one.reset(network.vector.clone())
+        passes(one, x).backward()
+    assert torch.equal(other.gradient, network.gradient)
+    other.vector.zero_()
+    assert all((p == 0).all() for p in other.module.parameters())
+    assert network.vector.any()
 
 
 def test_sizes_are_the_papers() -> None:

@@ -16,7 +16,7 @@ from fedtailor.local.layout import Layout
 from fedtailor.messages import Message
 from fedtailor.method import Total, Uploads
 from fedtailor.server.aggregation import Aggregator
-from fedtailor.transport.processes import WINDOW
+from fedtailor.transport.workers import WINDOW
 from tests.helpers import digits
 
 SIZES = (3, 1, 5, 2)  # of four layers

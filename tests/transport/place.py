@@ -32,6 +32,9 @@ class Pretended:
     def declare(self) -> list[Declaration]:
         return [Declaration(str(number), size, None, "") for number, size in enumerate(self.sizes)]
 
+    def without_states(self) -> "Pretended":
+        return self
+
     def split(self, requests: Sequence[Request]) -> Iterator[Request]:
         yield from requests
 

@@ -15,8 +15,9 @@ import torch
 import fedtailor as ft
 from fedtailor.messages import Reply, Request, Train
 from fedtailor.transport import InProcess, Processes, make_transport
-from fedtailor.transport.processes import ATTEMPTS, WINDOW, Worker
+from fedtailor.transport.processes import Worker
 from fedtailor.transport.queue import Queue
+from fedtailor.transport.workers import ATTEMPTS, WINDOW
 from tests.transport.place import Pretended, within
 
 
@@ -185,7 +186,7 @@ def test_what_needs_no_worker_goes_straight_to_the_sites() -> None:
 
 def test_an_idle_workers_death_is_no_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if a process that it forked holds its pipe, so that writing to it gives no error."""
-    monkeypatch.setattr("fedtailor.transport.processes.ATTEMPTS", 1)
+    monkeypatch.setattr("fedtailor.transport.workers.ATTEMPTS", 1)
     place = Pretended([1] * 4, during=lambda client: hold_the_pipe())
     with processes(place, 1) as transport:
         for _ in range(2):

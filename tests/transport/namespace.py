@@ -1,0 +1,44 @@
+"""Tests of what listens on all interfaces: in a network of their own, which has nothing but the loopback interface.
+
+`python -m tests.transport.namespace FILE …` runs the tests of these files there. All processes that they start end with
+them: they have process numbers of their own too.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENTER = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+ALONE = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+
+
+def inside(*command: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """Run a command in a namespace of its own."""
+    return subprocess.run(
+        [*ENTER, *ALONE, *command],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout,
+    )
+
+
+def why_not() -> str | None:
+    """Say why there cannot be a namespace here."""
+    try:
+        found = inside("true")
+    except FileNotFoundError:
+        return "a network namespace needs Linux and unshare"
+    return f"no network namespace: {found.stdout.strip()}" if found.returncode else None
+
+
+def run_tests(*files: str) -> subprocess.CompletedProcess[str]:
+    return inside(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "--durations", "20", *files)
+
+
+if __name__ == "__main__":
+    outcome = run_tests(*sys.argv[1:])
+    print(outcome.stdout)
+    sys.exit(outcome.returncode)
