@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from fedtailor.errors import FedtailorError, listed
 from fedtailor.federation.coordinator import STATUS
@@ -55,19 +54,12 @@ class Driver:
         self._job: str | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether all rounds are done, and the sites were asked to write their models."""
-        return (self.directory / "result.json").is_file() and self._status().get("phase") == "done"
-
-    @property
-    def without_model(self) -> list[str]:
-        """The sites of a finished run that have not written their model yet."""
-        return [site for site, why in self._status().get("sites", {}).items() if why != "present"]
-
-    def _status(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return dict(json.loads((self.directory / STATUS).read_text(encoding="utf-8")))
-        return {}
+    def phase(self) -> str:
+        """How far the run is, as its coordinator says: `done`, or `incomplete` if a site has no model yet."""
+        with suppress(OSError, ValueError, KeyError):
+            if (self.directory / "result.json").is_file():
+                return str(json.loads((self.directory / STATUS).read_text(encoding="utf-8"))["phase"])
+        return ""
 
     @property
     def rounds(self) -> int:
@@ -79,15 +71,15 @@ class Driver:
         """Run all rounds that are left. However it ends, what was started is ended, and the same call goes on."""
         make_directory(self.directory)
         fruitless = 0
-        unfinished = not self.finished or bool(self.without_model)
+        finished = self.phase == "done"
         try:
-            while unfinished:
+            while not finished:
                 self._serve()
                 sites, before = self._gather(), self.rounds
                 self._run_job(sites)
-                unfinished = not self.finished
+                finished = self.phase in ("done", "incomplete")
                 fruitless = 0 if self.rounds > before else fruitless + 1
-                if fruitless == FRUITLESS and unfinished:
+                if fruitless == FRUITLESS and not finished:
                     raise FedtailorError(
                         f"No round was finished in {FRUITLESS} jobs in a row: {self.kit / LOG} says what happened."
                     )
