@@ -178,10 +178,11 @@ class Experiment(_Strict):
         None,
         description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
     )
-    split: Literal["merge", "official"] | None = Field(
+    split: Literal["merge", "official", "hash"] | None = Field(
         None,
         description="merge: ignore the split that comes with the data and split each client's samples; official: keep "
-        "it [official if the split is your own, else merge]",
+        "it; hash: by each sample's content alone, not stratified, so that new samples move no others [official if the "
+        "split is your own, else merge]",
     )
     stratify: bool = Field(
         True, description="split each class of a client in proportion [on; --no-stratify: at random]"
@@ -273,8 +274,8 @@ class Experiment(_Strict):
     )
     engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"] = Field(
         "auto",
-        description="where clients run: in-process, in worker processes, in a Ray cluster (ray), or as sites-in-memory: "
-        "apart from each other and from the server, with letters between as across a network",
+        description="where clients run: in-process, in worker processes, in a Ray cluster (ray), or as "
+        "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
     address: str | None = Field(
         None, description="the Ray cluster: host:port, or auto for the one of this machine [started for the run]"
@@ -377,7 +378,7 @@ class Settings(TypedDict, total=False):
     labels: Literal["shared", "own"]
     clients: int | None
     partition: str | None
-    split: Literal["merge", "official"] | None
+    split: Literal["merge", "official", "hash"] | None
     stratify: bool
     test: float
     validation: float

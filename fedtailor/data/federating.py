@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.data.dataset import TRAIN, Dataset
 from fedtailor.data.federated import FederatedData
+from fedtailor.data.hashing import hashed_sides
 from fedtailor.data.matching import match
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
 from fedtailor.data.preprocessing import How, Preprocessing, agree, facts
@@ -30,7 +31,7 @@ def federate(
     seed: int = 0,
     test: float = 0.2,
     validation: float = 0.1,
-    split: Literal["merge", "official"] | None = None,
+    split: Literal["merge", "official", "hash"] | None = None,
     stratify: bool = True,
     min_samples: int = 10,
     max_train: int | None = None,
@@ -47,6 +48,7 @@ def federate(
     `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
     `split="official"` keeps it, and takes `validation` off the training part where the authors have none. The default
     is "official" where the split is the user's own, and "merge" otherwise. `stratify` splits each class in proportion.
+    `split="hash"` goes by the content of each sample alone (or by its group), so that new samples move no others.
 
     `preprocessing` makes features of a table's columns, with the constants that all training clients agree on, those of
     each client, none, or those of an earlier federation.
@@ -66,12 +68,17 @@ def federate(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
     client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
-    side = parts if official else random_sides(client, strata, len(names), test, validation, seed)
+    if official:
+        side = parts
+    elif split == "hash":
+        side = hashed_sides(dataset, first, test, validation, seed)
+    else:
+        side = random_sides(client, strata, len(names), test, validation, seed)
     client, side = client[units], side[units]
     if max_train is not None:
         client = thin(client, side, len(names), max_train, seed)
     bounds, order = _layout(client, side, names, dataset.name)
-    if official or (test and dataset.group is not None):
+    if official or split == "hash" or (test and dataset.group is not None):
         _warn_of_untested(bounds, names)
     new = frozenset(range(len(names) - new_clients, len(names)))
     x: Inputs = dataset.x[order]
@@ -144,8 +151,8 @@ def _check_options(
     pixels: str,
     seed: int,
 ) -> None:
-    if split not in ("merge", "official", None):
-        raise unknown("split", split, ("merge", "official"))
+    if split not in (None, *(known := ("merge", "official", "hash"))):
+        raise unknown("split", split, known)
     if pixels not in ("unit", "signed"):
         raise unknown("pixel range", pixels, ("unit", "signed"))
     if not (test >= 0 and validation >= 0 and test + validation < 1):
@@ -263,7 +270,7 @@ def _warn_of_untested(bounds: Tensor, names: tuple[str, ...]) -> None:
     if 0 < len(without) < len(names):
         warn(
             f"{len(without)} of {len(names)} clients have no test samples and are not measured: {listed(without)}; one "
-            "needs several groups, or a test part of its own."
+            "needs more samples or groups, or a test part of its own."
         )
 
 
