@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test test-sites fuzz bench notebooks format clean
+.PHONY: setup run quick test test-sites fuzz bench notebooks hospitals format clean
 
 setup: .venv/ready
 
@@ -39,6 +39,9 @@ bench: setup
 
 notebooks: setup
 	$(BIN)/python -m notebooks.make
+
+hospitals: setup
+	$(BIN)/python examples/hospitals/run.py runs/hospitals
 
 format: setup
 	$(BIN)/ruff format .

@@ -186,8 +186,9 @@ class RunResult:
         if record.missing:
             choose = self.experiment.evaluation.choose
             when = "in all rounds that count" if choose in LAST else f"in round {record.round}"
-            were = "were" if len(record.missing) > 1 else "was"
-            said.append(f"The metrics are {record.of_clients}: {listed(self.missing)} {were} not measured {when}.")
+            s, were = ("s", "were") if len(record.missing) > 1 else ("", "was")
+            who = f"client{s} {listed(self.missing)} {were}"
+            said.append(f"The metrics are {record.of_clients}: {who} not measured {when}.")
         if last.missing and not last.evaluated:
             said.append(f"No client was measured in the last round, {last.round}.")
         if incomplete != [record.round]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time",
+    "in_cell",
     "json_text", "marked", "network_lines", "out", "percent", "plain_table", "print_setup", "progress_bars",
     "results_table", "setup_lines", "visible",
 ]  # fmt: skip
@@ -164,23 +165,26 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
 def _row(result: "RunResult", best: float | None) -> list[str | Text]:
     from fedtailor.server.records import Averages
 
-    counted, on_validation = result.chosen(), result.chosen("best-validation") or Averages()
-    chosen = counted or Averages()
+    counted, best_validated = result.chosen(), result.chosen("best-validation")
+    chosen, on_validation = counted or Averages(), best_validated or Averages()
     metric, rounds = result.metric, result.rounds
-    value = metric.text(result.value)
-    if counted and counted.missing:
-        value += f"\n{counted.of_clients.removesuffix(' clients')}"
+    value = metric.text(result.value) + in_cell(counted)
     return [
         result.experiment.method,
         Text(value, style="bold green") if best is not None and result.value == best else value,
         metric.text(chosen.std),
         metric.text(chosen.worst_decile),
-        metric.text(metric.of(on_validation)),
+        metric.text(metric.of(on_validation)) + in_cell(best_validated),
         decimals(chosen.loss),
         human_bytes(sum(record.bytes_up for record in rounds)),
         human_bytes(sum(record.bytes_down for record in rounds)),
         f"{sum(record.seconds for record in rounds):.1f} s",
     ]
+
+
+def in_cell(record: "RoundRecord | None") -> str:
+    """Say below a number in a table of how many clients it is, if some were not measured."""
+    return f"\n{record.of_clients.removesuffix(' clients')}" if record and record.missing else ""
 
 
 def _title(result: "RunResult") -> str:

@@ -131,8 +131,10 @@ def _counted(number: int, what: str) -> str:
 
 def _code(plan: "Plan") -> str:
     """Whether the plan names code that is not of the catalogue."""
+    from fedtailor.runs import named_code
+
     terms = plan.terms()
-    own = [name for name in (terms.method, terms.model, terms.loss) if ":" in name]
+    own = list(named_code(terms).values())
     if not own:
         return f"All of the catalogue: method {terms.method}, network {terms.model}, loss {terms.loss}."
     return (

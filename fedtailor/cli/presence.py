@@ -16,7 +16,7 @@ def sites_line(run: Path) -> str:
     try:
         status = json.loads(read_bytes(run / STATUS)) if (run / STATUS).is_file() else {}
         sites = {str(name): str(state) for name, state in status["sites"].items()}
-        phase = str(status["phase"])
+        phase = f"round {status['round']}" if status["phase"] == "round" else str(status["phase"])
     except (FedtailorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
     silent = [f"{_short(name)} ({_short(why)})" for name, why in sites.items() if why != PRESENT]

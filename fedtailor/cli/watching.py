@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import human_bytes, human_time, out, plain_table, visible
+from fedtailor.cli.display import human_bytes, human_time, in_cell, out, plain_table, visible
 from fedtailor.cli.presence import STATUS, sites_line
 from fedtailor.errors import FedtailorError, listed
 
@@ -107,7 +107,7 @@ class Seen:
         """The metric's last value, and of how many clients it is if some were not measured."""
         found = [record for record in self.records if self.metric and self.metric.of(record) is not None]
         text = self.text(self.values()[-1] if found else None)
-        return f"{text} {found[-1].of_clients}".rstrip() if found else text
+        return f"{text}{in_cell(found[-1])}" if found else text
 
 
 class Watched:

@@ -191,15 +191,17 @@ def agree(
     """
     names = names or [f"client {client}" for client in range(len(declared))]
     tables = [{column.name: column for column in theirs} for theirs in declared]
-    for name, table in zip(names, tables, strict=True):
-        _check_columns(table, tables[0], name, names[0])
+    for client, (name, table) in enumerate(zip(names, tables, strict=True)):
+        who = name[:1].upper() + name[1:]
+        if len(table) < len(declared[client]):
+            raise FedtailorError(f"{who} declares a column twice: name each differently.")
+        _check_columns(table, tables[0], who, names[0])
     merged = [_merged([table[column] for table in tables]) for column in tables[0]]
     return Preprocessing(how=how, columns=tuple(_prepared(one, how) for one in merged), ignored=tuple(ignored))
 
 
 def _check_columns(theirs: Mapping[str, ColumnFacts], first: Mapping[str, ColumnFacts], who: str, one: str) -> None:
     """Refuse columns that are not those of the first client."""
-    who = who[:1].upper() + who[1:]
     for name, column in first.items():
         kind, ignored = (shown(f"{name}={what}") for what in (column.kind, "ignore"))
         if name not in theirs:

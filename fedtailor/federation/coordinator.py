@@ -84,8 +84,8 @@ class Coordinator:
 
             self.status.phase("round", run.finished)
             result = finish_run(run, each_round, on_start)
-            self._hand_out(run, joined, agreement.common.run)
-            self.status.phase("done", run.finished)
+            complete = self._hand_out(run, joined, agreement.common.run)
+            self.status.phase("done" if complete else "incomplete", run.finished)
             return result
 
     def _recorded(self) -> Agreement:
@@ -123,21 +123,24 @@ class Coordinator:
             own_labels=experiment.labels == "own",
         )
 
-    def _hand_out(self, run: Simulation, joined: "Joined", name: str) -> None:
-        """Have each site write the model that it predicts with."""
+    def _hand_out(self, run: Simulation, joined: "Joined", name: str) -> bool:
+        """Have each site write the model that it predicts with; tell whether all did."""
         self.status.phase("finishing", run.finished)
         loop, message = run.loop, dict(run.loop.method.broadcast(run.server))
         letters = {
             site: _finish(name, run.finished, loop.versions.get(number, NEVER), message)
             for number, site in enumerate(self.plan.sites)
         }
+        written = 0
         for site, answer in joined.ask(letters, self.plan.deadline):
             try:
                 if isinstance(answer, str):
                     raise FedtailorError(answer)
                 answer_of(answer, site)
+                written += 1
             except FedtailorError as error:
                 self.status.site(site, f"it has no model file yet: {str(error).rstrip('.')}")
+        return written == len(letters)
 
 
 def _finish(run: str, round: int, version: int, message: Message) -> bytes:

@@ -31,7 +31,7 @@ class FoundColumn:
     """A column of a site's table. Its cells and values are counted here and nowhere else."""
 
     name: str
-    kind: str  # number, category, group, split, label or ignored
+    kind: str  # number, category, group, split, label, ignored, or to mend
     missing: int | None = None  # cells
     values: int | None = None  # different values of a category
     rare: int = 0  # values of a category that are not declared, as too few training rows have them
@@ -56,10 +56,11 @@ def look(site: SiteFile, plan: Plan) -> Findings:
     if kinds == {}:
         return Findings(problems=_distinct(problems))
     dataset: Dataset | None
+    wrong: set[str] = set()
     try:
         dataset = read_data(site, plan if kinds is None else plan.model_copy(update={"features": kinds}))
     except FedtailorError as error:
-        mistakes, dataset = _of_cells(site, plan, error)
+        mistakes, dataset, wrong = _of_cells(site, plan, error)
         problems += mistakes
     if dataset is None:
         return Findings(problems=_distinct(problems))
@@ -67,7 +68,7 @@ def look(site: SiteFile, plan: Plan) -> Findings:
     return Findings(
         len(dataset),
         _counted(dataset),
-        tuple(_columns(site, dataset)),
+        tuple(_columns(site, dataset, wrong)),
         (*dataset.notes, *_of_values(dataset, plan)),
         _distinct(problems),
         dataset,
@@ -167,14 +168,14 @@ def _near(name: str, names: list[str]) -> str | None:
 # --- cells ---
 
 
-def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> tuple[list[str], Dataset | None]:
-    """List the mistakes of all columns, each read without the others, and read those that have none. If that is not
-    possible, the first mistake stands alone."""
-    header, found, fit = _header(site), [str(first)], list[str]()
+def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> tuple[list[str], Dataset | None, set[str]]:
+    """List the mistakes of all columns, each read without the others; read those that have none, and name those that
+    have. If that is not possible, the first mistake stands alone."""
+    header, found, wrong = _header(site), [str(first)], set[str]()
     try:
         said = parse_columns(site.columns or "")
     except FedtailorError:
-        return found, None
+        return found, None, wrong
     roles = {_label(site), site.group, site.split_column, CLIENT}
     possible = header if plan.features is None else _present(site, plan) or {}
     features = [name for name in possible if name not in roles and said.get(name) != "ignore"]
@@ -188,14 +189,14 @@ def _of_cells(site: SiteFile, plan: Plan, first: FedtailorError) -> tuple[list[s
     for name in features if len(features) <= MOST_COLUMNS else ():
         try:
             read([name])
-            fit.append(name)
         except FedtailorError as error:
             if "needs features" not in str(error):  # a column that is ignored by itself is no mistake
                 found.append(str(error))
+                wrong.add(name)
     try:
-        return found, read(fit) if fit else None
+        return found, read([name for name in features if name not in wrong]), wrong
     except FedtailorError as error:
-        return [*found, str(error)], None
+        return [*found, *([] if "needs features" in str(error) else [str(error)])], None, wrong
 
 
 # --- classes and values ---
@@ -253,8 +254,8 @@ def _of_values(dataset: Dataset, plan: Plan) -> Iterator[str]:
             )
 
 
-def _columns(site: SiteFile, dataset: Dataset) -> Iterator[FoundColumn]:
-    """Describe the columns: features, roles, and those that are ignored."""
+def _columns(site: SiteFile, dataset: Dataset, wrong: set[str]) -> Iterator[FoundColumn]:
+    """Describe the columns: features, roles, those that are ignored, and those with mistakes."""
     for values, column in zip(dataset.cells.T if dataset.columns else (), dataset.columns, strict=True):
         missing = int(values.isnan().sum())
         yield FoundColumn(column.name, column.kind, missing, len(column.values) or None)
@@ -262,7 +263,8 @@ def _columns(site: SiteFile, dataset: Dataset) -> Iterator[FoundColumn]:
         return
     roles = {"group": site.group, "split": site.split_column, "label": _label(site)}
     yield from (FoundColumn(name, role) for role, name in roles.items() if name)
-    yield from (FoundColumn(name, "ignored") for name in dataset.ignored if name not in roles.values())
+    rest = [name for name in dataset.ignored if name not in roles.values()]
+    yield from (FoundColumn(name, "to mend" if name in wrong else "ignored") for name in rest)
 
 
 def _rows(count: int) -> str:

@@ -445,7 +445,8 @@ def _sentences(summary: Summary) -> Iterable[str]:
 def missing_in_words(lines: Sequence[Line]) -> Iterable[str]:
     """Say which clients were not measured, and with which lines: their averages are of other clients."""
     absent = {line.title: sorted({name for result in line.results for name in result.missing}) for line in lines}
-    if said := "; ".join(f"{title}: {listed(names)}" for title, names in absent.items() if names):
+    named = [(title, "clients" if len(names) > 1 else "client", names) for title, names in absent.items() if names]
+    if said := "; ".join(f"{title}: {word} {listed(names)}" for title, word, names in named):
         yield f"Not measured in the round that counts: {said}. These averages are of the other clients."
     rounds = [bool(record.missing) for line in lines for result in line.results for record in result.rounds]
     if any(rounds):

@@ -201,6 +201,7 @@ def test_columns_go_by_name_in_the_order_of_the_first_client() -> None:
             lambda own: (ColumnFacts(name="age", kind="category", count=1, missing=0, values=("old",)), *own[1:]),
             "Site b has 'age' as a category, but site a as a number: say columns 'age=number', or",
         ),
+        (lambda own: (*own, own[0]), "Site b declares a column twice: name each differently"),
     ],
 )
 def test_other_columns_are_refused_with_the_clients_name(change: Any, said: str) -> None:

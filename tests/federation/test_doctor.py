@@ -28,7 +28,7 @@ from fedtailor.federation.kits.tools import nvflare
 from tests.federation.kits import plan
 
 SITE_DEFAULTS = {"byoc", "shell", "prying", "classes", "logs", "guard"}
-SERVER_DEFAULTS = {"byoc", "shell", "classes", "jobs", "snapshots", "receiver", "heartbeat"}
+SERVER_DEFAULTS = {"byoc", "shell", "classes", "jobs", "snapshots", "receiver", "heartbeat", "roster"}
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[dict[str, Any]], object]]] = {
     "byoc": ("cleveland", "local/authorization.json", lambda c: c["permissions"]["lead"].update(byoc="o:site")),
     "shell": ("server", "local/authorization.json", lambda c: c["permissions"].update(stranger=["any"])),
     "prying": ("cleveland", "local/authorization.json", lambda c: c["permissions"]["lead"].update(show_errors="any")),
+    "roster": ("server", "local/resources.json", lambda c: c["components"][0]["args"]["sites"].append("zurich")),
     "plan": (
         "cleveland",
         "startup/fed_client.json",

@@ -1,5 +1,6 @@
 """Sites join by declaring facts: classes, columns by name, constants. The run is the one of a simulation."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,23 @@ def test_a_killed_server_steps_back(tmp_path: Path) -> None:
     saved.rename(tmp_path / "run")
     real = federation.run(Recorded(sites))
     assert same_server(real.simulation, federation.simulated().simulation)
+
+
+def test_a_site_that_is_away_at_the_end_gets_its_model_later(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2)
+
+    def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
+        return "it is not connected" if site == "south" and kind == "finish" else answer
+
+    federation.run(Recorded(federation.sites(), away))
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["phase"] == "incomplete"
+    assert status["sites"]["south"] == "it has no model file yet: it is not connected"
+    written = [path.read_bytes() for path in sorted((tmp_path / "west" / "private" / "models").iterdir())]
+    federation.run()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["phase"] == "done"
+    assert len(list((tmp_path / "south" / "private" / "models").iterdir())) == 2
+    assert [path.read_bytes() for path in sorted((tmp_path / "west" / "private" / "models").iterdir())] == written
 
 
 def test_a_lost_state_is_refused_in_one_sentence(tmp_path: Path) -> None:

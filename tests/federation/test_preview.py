@@ -227,6 +227,7 @@ def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     wanted = ("allow = ", "device 'abacus'", "'bmi'", *cells_and_classes)
     assert len(found.problems) == len(wanted), found.problems
     assert all(words in problem for problem, words in zip(found.problems, wanted, strict=True)), found.problems
+    assert {one.name for one in found.findings.columns if one.kind == "to mend"} == {"f0", "f2"}
     assert found.hello is None
     assert found.plain()["can_join"] is False
 

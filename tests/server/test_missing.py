@@ -1,8 +1,7 @@
 """Clients that are not measured in a round: silent ones, those whose evaluation fails, and those that tell nothing."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +12,14 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
-from fedtailor.messages import Evaluate, EvaluateShared, Measured, Metrics, Reply, Request, Train
+from fedtailor.messages import Evaluate, Measured, Metrics, Reply, Request, Train
 from fedtailor.methods import all_methods
 from fedtailor.preparing import Objects, prepare
-from fedtailor.runs import _finish
 from fedtailor.server.evaluation import chosen_round
 from fedtailor.server.records import RoundRecord
 from fedtailor.simulation import Simulation, create, reopen
-from fedtailor.transport import InProcess
 from tests.helpers import digits, make_simulation, numbers
-
-SMALL: dict[str, Any] = {"data": "digits", "clients": 4, "max_train": 20, "model": "mlp:8", "rounds": 3}
-Change = Callable[[Request, Reply], Reply | None]
-
-
-class Changed(InProcess):
-    """A transport that changes replies, or loses them."""
-
-    def __init__(self, simulation: Simulation, change: Change) -> None:
-        super().__init__(simulation.sites)
-        self.change = change
-        self.asked: list[Request] = []
-
-    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
-        for request in self._sites.split(requests):
-            self.asked.append(request)
-            if (reply := self.change(request, self._sites.handle(request))) is not None:
-                yield reply
-
-
-def is_evaluation(request: Request) -> bool:
-    return isinstance(request, Evaluate | EvaluateShared)
-
-
-def without(reply: Reply, client: int) -> Reply | None:
-    """A reply that lacks a client; None if that leaves nobody."""
-    kept = [place for place, other in enumerate(reply.clients) if other != client]
-    if not kept:
-        return None
-    return Reply(tuple(reply.clients[place] for place in kept), measured=[reply.measured[place] for place in kept])
-
-
-def silent(client: int, rounds: Sequence[int]) -> Change:
-    """Lose the client's evaluation in these rounds."""
-
-    def change(request: Request, reply: Reply) -> Reply | None:
-        return without(reply, client) if is_evaluation(request) and request.round in rounds else reply
-
-    return change
+from tests.server.changing import SMALL, Change, Changed, is_evaluation, recorded, silent, without
 
 
 def replaced(client: int, measured: Any) -> Change:
@@ -189,8 +148,8 @@ def test_an_evaluation_that_fails_is_told_once_with_its_place() -> None:
     assert [record.missing for record in result.rounds] == [[2]] * 3
     assert result.missing == ["2"]
     assert result.measured_for == (
-        "The metrics are of 3 of 4 clients: 2 was not measured in round 3. In 3 of 3 rounds not all clients were "
-        "measured."
+        "The metrics are of 3 of 4 clients: client 2 was not measured in round 3. In 3 of 3 rounds not all clients "
+        "were measured."
     )
 
 
@@ -426,18 +385,3 @@ def test_what_stands_from_before_is_no_sign_of_life() -> None:
     _, _, said = run("local", change, clients=6, participation=2, rounds=8, seed=2)
     assert [text for text in said if "back" in text] == []
     assert len([text for text in said if "client 1 " in text]) == 1
-
-
-# --- where it is shown ---
-
-
-def recorded(method: str, change: Change, out: Path, **settings: Any) -> ft.RunResult:
-    """A run directory of a run over a transport that changes replies."""
-    experiment = make_experiment({"method": method, "engine": "in-process", **{**SMALL, **settings}})
-    simulation = create(out, prepare(experiment, Objects()))
-    with warnings.catch_warnings(), closing(simulation):
-        warnings.simplefilter("ignore")
-        simulation.start()
-        simulation.transport = Changed(simulation, change)
-        _finish(simulation, None, None)
-    return ft.load(out)

@@ -79,7 +79,7 @@ def _kit(kit: Path, plan: Plan | None, name: str | None) -> Iterator[Finding]:
     if not (server or site or (startup / "fed_admin.json").exists()):
         raise FedtailorError(f"{kit} is no kit of NVFlare's: startup has no fed_server, fed_client or fed_admin.json.")
     if server or site:
-        yield from check_settings(kit, server)
+        yield from check_settings(kit, server, plan)
         yield from _running(kit)
     if plan:
         name = plan.server if server else name if site else plan.admin

@@ -5,6 +5,7 @@ site runs jobs of the plan's admin, made of our own two classes, and answers not
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ ROLES = ("project_admin", "org_admin", "lead", "member")  # that a certificate c
 SITE_CLASSES = ["fedtailor.federation.nvflare.executor.FedtailorExecutor"]
 SERVER_CLASSES = ["fedtailor.federation.nvflare.controller.FedtailorController"]
 GUARD = "fedtailor.federation.kits.guard.Guard"
+ROSTER = "fedtailor.federation.kits.roster.Roster"
 STORAGE = "/proc/self/cwd/storage"  # in the kit, wherever that lies: the server works in its kit's directory
 HEART_BEAT_TIMEOUT = 15  # seconds without a sign of life after which a site counts as gone; NVFlare's own: 600
 DEFAULTS = ("authorization.json.default", "resources.json.default")  # in force again if ours were lost
@@ -65,7 +67,7 @@ def server_resources(given: dict[str, Any], plan: Plan) -> dict[str, Any]:
         "heart_beat_timeout": HEART_BEAT_TIMEOUT,
         "max_num_clients": max(100, 2 * len(plan.sites)),
     }
-    components = _without_streamers(given)
+    components = [roster(plan.sites), *_without_streamers(given)]
     for component in components:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = f"{STORAGE}/jobs"
@@ -77,6 +79,11 @@ def server_resources(given: dict[str, Any], plan: Plan) -> dict[str, Any]:
         "servers": [server],
         "components": components,
     }
+
+
+def roster(sites: Sequence[str]) -> dict[str, Any]:
+    """The component of a server that lets only these sites register."""
+    return {"id": "roster", "path": ROSTER, "args": {"sites": list(sites)}}
 
 
 def secure(kit: Path, plan: Plan) -> None:

@@ -11,11 +11,14 @@ from fedtailor.federation.kits.policies import (
     GUARD,
     HEART_BEAT_TIMEOUT,
     ROLES,
+    ROSTER,
     SERVER_CLASSES,
     SITE_CLASSES,
     STORAGE,
     read_json,
+    roster,
 )
+from fedtailor.federation.plan import Plan
 
 MOST_SECONDS = 60  # of silence after which a server should take a site for gone
 SHELL = ("cat", "grep", "head", "ls", "pwd", "tail")
@@ -29,12 +32,14 @@ PRYING_SETTINGS = ("operate", "view", "configure_job_log", FLOWER)  # that grant
 SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 
-def check_settings(kit: Path, server: bool) -> Iterator[Finding]:
+def check_settings(kit: Path, server: bool, plan: Plan | None) -> Iterator[Finding]:
     """Compare the policies of a server's or a site's kit with the safe ones."""
     authorization, resources = in_force(kit, "authorization.json"), in_force(kit, "resources.json")
     yield from _rights(read_json(authorization), kit, server)
     yield from _classes(read_json(resources), kit, SERVER_CLASSES if server else SITE_CLASSES)
     yield from (_of_server if server else _of_site)(read_json(resources), kit)
+    if server:
+        yield from _roster(read_json(resources), kit, plan)
     yield from _startup(kit / "startup" / ("fed_server.json" if server else "fed_client.json"), server)
     yield from _beside(kit)
 
@@ -157,6 +162,23 @@ def _of_server(resources: dict[str, Any], kit: Path) -> Iterator[Finding]:
                 f"A site counts as present for {server.get('heart_beat_timeout', 600)} s after its last sign of life.",
                 _set(kit, "resources.json", f'set "heart_beat_timeout" to {HEART_BEAT_TIMEOUT}'),
             )
+
+
+def _roster(resources: dict[str, Any], kit: Path, plan: Plan | None) -> Iterator[Finding]:
+    found = [one.get("args", {}).get("sites") for one in _components(resources) if one.get("path") == ROSTER]
+    if not found:
+        component = json.dumps(roster(plan.sites if plan else ["NAME OF A SITE"]))
+        yield Finding(
+            "roster",
+            "Whoever has a certificate of the root may register as a site.",
+            _set(kit, "resources.json", f'put {component} before the others of "components"'),
+        )
+    elif plan and set(found[0]) != set(plan.sites):
+        yield Finding(
+            "roster",
+            "Not exactly the plan's sites may register.",
+            _set(kit, "resources.json", f'set "sites" of roster to {json.dumps(plan.sites)}'),
+        )
 
 
 def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:
