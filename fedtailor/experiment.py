@@ -278,7 +278,7 @@ class Experiment(_Strict):
         "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
     address: str | None = Field(
-        None, description="the Ray cluster: host:port, or auto for the one of this machine [started for the run]"
+        None, description="host:port of a Ray cluster's head, for --engine ray [Ray is started on this machine]"
     )
     workers: int | None = Field(
         None, ge=1, le=1000, description="worker processes [as many as cores, or as the cluster has CPUs]"

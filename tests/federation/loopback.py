@@ -112,17 +112,19 @@ class Deployed(Federation):
         for name in self.data:
             self.start_site(name)
 
-    def start_site(self, name: str) -> None:
+    def start_site(self, name: str, **environment: str) -> None:
         """Run `fedtailor site start`."""
-        self._start(name, "site", "start", str(self.root / name / "site.toml"))
+        self._start(name, "site", "start", str(self.root / name / "site.toml"), **environment)
 
-    def start_driver(self) -> None:
+    def start_driver(self, **environment: str) -> None:
         """Run `fedtailor deploy run`."""
-        self._start("driver", "deploy", "run", str(self.root / "federation.toml"))
+        self._start("driver", "deploy", "run", str(self.root / "federation.toml"), **environment)
 
-    def _start(self, name: str, *words: str) -> None:
+    def _start(self, name: str, *words: str, **environment: str) -> None:
         log = self.root / f"{name}.log"
-        self.running[name] = self._network.start(sys.executable, "-c", COMMAND, *words, log=log, HOME=str(self._home))
+        self.running[name] = self._network.start(
+            sys.executable, "-c", COMMAND, *words, log=log, HOME=str(self._home), **environment
+        )
 
     def said(self, name: str) -> str:
         """What a command has printed."""

@@ -1,5 +1,6 @@
 """Federations over NVFlare that take minutes (`make test-sites`): processes killed in turn, and the same bits."""
 
+import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +83,8 @@ def test_a_silent_site_is_left_out_and_comes_back(tmp_path: Path) -> None:
         federation.wait_for_end()
         assert "west takes part" in federation.said("west")
     real = load(federation.directory)
+    told = re.findall(r"Round (\d+) of 40", federation.said("driver"))
+    assert [int(number) for number in told] == list(range(1, 41))  # none was done twice
     left_out = [record.round for record in real.rounds if record.failed]
     assert left_out
     assert all(record.failed == [2] for record in real.rounds if record.failed)
@@ -98,10 +101,13 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         server = federation.find("driver", SERVER)
         federation.running["driver"].send_signal(signal.SIGINT)
         assert federation.running["driver"].wait(60) == 130
+        stopped = federation.rounds
         assert "the same command goes on" in federation.said("driver")
         assert not Path(f"/proc/{server}").exists()
         federation.start_driver()
         federation.wait_for_end()
+        assert f"Round {stopped + 1} of 12" in federation.said("driver")
+        assert f"Round {stopped} of 12" not in federation.said("driver").split("the same command")[1]
         for name in federation.data:
             process = federation.running[name]
             process.send_signal(signal.SIGINT)

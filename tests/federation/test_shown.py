@@ -36,7 +36,9 @@ def test_a_silent_site_is_missing_and_the_others_are_measured(federation: Federa
     assert result.measured_for == "The metrics are of 2 of 3 clients: client south was not measured in round 3."
     assert result.missing == ["south"]
     assert set(result.per_client) == {0, 2}
-    assert sites_line(federation.root / "run").startswith("2 of 3 sites present (done). Silent: south (it has no model")
+    said = sites_line(federation.root / "run")
+    assert said.startswith("2 of 3 sites present (")
+    assert said.endswith("Silent: south (it has no model file yet: it is not connected).")
 
 
 def test_nothing_is_reused_of_a_site_that_trained_and_then_was_silent(tmp_path: Path) -> None:

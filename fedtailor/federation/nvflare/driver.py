@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from fedtailor.errors import FedtailorError, listed
 from fedtailor.federation.coordinator import STATUS
@@ -28,6 +27,7 @@ LOOK = 0.5  # seconds from look to look at the run directory
 ASK = 3.0  # and from question to question to the server
 START = 120.0  # seconds for a submitted job to start
 END = 60.0  # and for one to end
+SAVE = 10.0  # and to save its last round, which is all that Ctrl-C waits for
 FRUITLESS = 5  # jobs in a row without a finished round: something is wrong
 JOB = "fedtailor"  # the name of a job's folder
 LOG = "nvflare.log"
@@ -54,19 +54,12 @@ class Driver:
         self._job: str | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether all rounds are done, and the sites were asked to write their models."""
-        return (self.directory / "result.json").is_file() and self._status().get("phase") == "done"
-
-    @property
-    def without_model(self) -> list[str]:
-        """The sites of a finished run that have not written their model yet."""
-        return [site for site, why in self._status().get("sites", {}).items() if why != "present"]
-
-    def _status(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return dict(json.loads((self.directory / STATUS).read_text(encoding="utf-8")))
-        return {}
+    def phase(self) -> str:
+        """How far the run is, as its coordinator says: `done`, or `incomplete` if a site has no model yet."""
+        with suppress(OSError, ValueError, KeyError):
+            if (self.directory / "result.json").is_file():
+                return str(json.loads((self.directory / STATUS).read_text(encoding="utf-8"))["phase"])
+        return ""
 
     @property
     def rounds(self) -> int:
@@ -78,15 +71,15 @@ class Driver:
         """Run all rounds that are left. However it ends, what was started is ended, and the same call goes on."""
         make_directory(self.directory)
         fruitless = 0
-        unfinished = not self.finished or bool(self.without_model)
+        finished = self.phase == "done"
         try:
-            while unfinished:
+            while not finished:
                 self._serve()
                 sites, before = self._gather(), self.rounds
                 self._run_job(sites)
-                unfinished = not self.finished
+                finished = self.phase in ("done", "incomplete")
                 fruitless = 0 if self.rounds > before else fruitless + 1
-                if fruitless == FRUITLESS and unfinished:
+                if fruitless == FRUITLESS and not finished:
                     raise FedtailorError(
                         f"No round was finished in {FRUITLESS} jobs in a row: {self.kit / LOG} says what happened."
                     )
@@ -213,25 +206,27 @@ class Driver:
     def _end(self, job: str, gently: bool = False) -> None:
         """Have a job ended, or let it end by itself, and wait for it."""
         deadline = time.monotonic() + END
+        if not gently:
+            with suppress(Unreachable):
+                self._admin.abort(job)  # once: NVFlare kills a job that is aborted twice
         while time.monotonic() < deadline and not (self._server and self._server.poll() is not None):
-            try:
+            self._look()
+            with suppress(Unreachable):
                 if self._admin.ended(job):
                     return
-                if not gently:
-                    self._admin.abort(job)
-            except Unreachable:
-                time.sleep(1.0)
-            self._look()
 
     def _look(self) -> None:
         self.show()
         time.sleep(LOOK)
 
     def _close(self) -> None:
-        """End what was started. The job is ended first, so that sites need not find out by themselves."""
-        if self._job and self._server and self._server.poll() is None:
+        """End what was started. The job is ended first, so that its last round is saved and sites hear of it."""
+        if self._job and not (self._server and self._server.poll() is not None):
             with suppress(Unreachable):
                 self._admin.abort(self._job)
+            deadline = time.monotonic() + SAVE
+            while (note := read_note(self.directory)) and note.state == "running" and time.monotonic() < deadline:
+                time.sleep(LOOK)
         self._admin.close()
         if self._server:
             end(self._server)
