@@ -137,7 +137,7 @@ def test_a_regression(tmp_path: Path) -> None:
 
 
 def test_a_silent_site_is_left_out_and_comes_back(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rounds=6, checkpoint_every=2)
+    federation = Federation(tmp_path, method="ditto", rounds=6, checkpoint_every=2)
 
     def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
         return "it is not connected" if site == "south" and round in (2, 3) else answer
@@ -145,11 +145,33 @@ def test_a_silent_site_is_left_out_and_comes_back(tmp_path: Path) -> None:
     with heard() as said:
         real = federation.run(Recorded(federation.sites(), away))
     left, back, _ = said  # and at the end, how often
-    assert left == "PGFed, round 2: client south left out: it is not connected."
-    assert back == "PGFed, round 4: client south is back."
+    assert left == "Ditto, round 2: client south left out: it is not connected."
+    assert back == "Ditto, round 4: client south is back."
     assert [record.failed for record in real.rounds] == [[], [1], [1], [], [], []]
-    assert [record.missing for record in real.rounds] == [[], [1], [1], [], [], []]
-    assert real.simulation.loop.versions == {0: 6, 1: 6, 2: 6}
+    assert not any(record.missing for record in real.rounds)  # the site's own model is still that of round 1
+
+
+def test_a_silent_site_is_missing_where_the_model_is_shared(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="fedavg", rounds=4)
+
+    def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
+        return "it is not connected" if site == "south" and round in (2, 3) else answer
+
+    with heard():
+        real = federation.run(Recorded(federation.sites(), away))
+    assert [record.missing for record in real.rounds] == [[], [1], [1], []]
+    assert [record.evaluated for record in real.rounds] == [3, 2, 2, 3]
+
+
+def test_a_silent_site_steps_on_from_its_own_state(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=4)
+
+    def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
+        return "it is not connected" if site == "south" and round == 3 else answer
+
+    with heard():
+        real = federation.run(Recorded(federation.sites(), away))
+    assert real.simulation.loop.versions == {0: 4, 1: 4, 2: 4}
 
 
 @pytest.mark.parametrize("killed", ["the coordinator", "all sites", "both"])
