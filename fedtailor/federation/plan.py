@@ -94,7 +94,7 @@ class Plan(FileOf):
     def terms(self) -> Experiment:
         """The complete experiment. Its samples are split by a hash of each: a new row never moves another."""
         usual = {"checkpoint_every": 1}  # a round costs all sites their work: none is done twice
-        given = {"data": self.name, "partition": "natural"}
+        given = {"data": self.name, "partition": "natural", "split": "hash", "rare": self.privacy.rare}
         return make_experiment({**usual, **self.experiment, **given, "clients": len(self.sites)})
 
     def number(self, site: str) -> int:
