@@ -137,3 +137,19 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
             assert process.wait(30) == 0
             assert "Ended. The same command goes on." in federation.said(name)
     check_against_simulation(federation)
+
+
+def test_a_server_that_runs_already_is_used_and_not_ended(tmp_path: Path) -> None:
+    with Deployed(tmp_path, rounds=2) as federation:
+        federation.start_sites()
+        federation.start_server(tmp_path / "elsewhere")
+        federation.start_driver()
+        assert federation.running["driver"].wait(200) == 2
+        assert "does not write to" in federation.said("driver")
+        federation.kill_all("server")
+        federation.start_server(federation.directory)
+        federation.start_driver()
+        federation.wait_for_end()
+        assert "The server runs already." in federation.said("driver")
+        assert federation.running["server"].poll() is None
+    check_against_simulation(federation)
