@@ -12,6 +12,7 @@ import torch
 from fedtailor.agreement import read_agreement
 from fedtailor.errors import FedtailorError
 from fedtailor.letters import FAULTS, Letter, read_letter
+from fedtailor.server.failures import ClientFailure
 from fedtailor.transport.channel import InMemory
 from tests.federation.parts import Federation, Recorded, close_metrics, heard, same_server, table, tables
 
@@ -233,6 +234,34 @@ def test_a_lost_state_is_refused_in_one_sentence(tmp_path: Path) -> None:
         path.rename(states / path.name.replace("client-2", "client-1"))
     fault = read_letter(federation.sites()["south"].answer(letter)).header["fault"]
     assert fault in ("state", "work")
+
+
+def test_a_site_that_lost_its_state_is_named_and_writes_no_model(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="ditto", rounds=4, checkpoint_every=1)
+
+    def stop(record: Any) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(on_round=stop)
+    (next((tmp_path / "south" / "private" / "runs").iterdir()) / "states").rename(tmp_path / "lost")
+    said: list[str] = []
+
+    def look(record: Any) -> None:
+        said.append(json.loads((tmp_path / "run" / "status.json").read_text())["sites"]["south"])
+
+    with pytest.warns(ClientFailure) as warned:
+        federation.run(on_round=look)
+    assert "client south left out: the state that the server asks for is not there" in str(warned[0].message)
+    assert said == [f"it failed in round {round}: its own log says why" for round in (3, 4)]
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["phase"] == "incomplete"
+    assert status["sites"]["south"].startswith(
+        "it has no model file yet: the state that the server asks for is not there"
+    )
+    assert not (tmp_path / "south" / "private" / "models").exists()
+    assert len(list((tmp_path / "west" / "private" / "models").iterdir())) == 2
 
 
 def work_letter(run: str, **header: Any) -> bytes:

@@ -18,7 +18,7 @@ from fedtailor.errors import FedtailorError, listed
 from fedtailor.federation.coordinator import STATUS
 from fedtailor.federation.nvflare.admin import Admin, Unreachable
 from fedtailor.federation.nvflare.job import PLAN, RUN, read_note, write_job
-from fedtailor.federation.nvflare.launch import launch
+from fedtailor.federation.nvflare.launch import check_kit, launch
 from fedtailor.federation.nvflare.processes import end
 from fedtailor.federation.plan import read_plan
 from fedtailor.files import make_directory
@@ -48,6 +48,8 @@ class Driver:
         self.plan = read_plan(plan_file)
         self.plan_file, self.directory, self.kit = plan_file, run, server_kit
         self.tell, self.show = tell, show
+        check_kit(server_kit, "server", self.plan.server)
+        check_kit(admin_kit, "admin", self.plan.admin)
         self._admin = Admin(admin_kit, self.plan.admin)
         self._server: subprocess.Popen[bytes] | None = None
         self._own = self._reached = False  # whether the server is ours, and has answered since it was started
@@ -97,7 +99,7 @@ class Driver:
             return
         with open(self.kit / LOG, "ab") as log:
             environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
-            self._server = launch("server", self.kit, log, **environment)
+            self._server = launch("server", self.plan.server, self.kit, log, **environment)
         self.tell("The server was started again." if self._own else f"The server listens on port {self.plan.port}.")
         self._own, self._reached = True, False
 
