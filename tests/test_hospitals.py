@@ -8,11 +8,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import fedtailor as ft
 from examples.hospitals.make_data import COLUMNS, HOSPITALS, LABEL, LATER, NEW, draw, log_odds, make, probability
+from fedtailor.federation.coordinator import Coordinator
+from fedtailor.federation.local_site import LocalSite
 from fedtailor.federation.plan import read_plan
 from fedtailor.federation.site_file import read_site
+from fedtailor.transport.channel import InMemory
 from tests.cli.calling import Call, call
 from tests.federation.loopback import impossible
 
@@ -115,6 +122,31 @@ def test_every_hospital_can_join(made: Path, call: Call, tmp_path: Path, name: s
     answer = call("site", "check", "site.toml")
     assert answer.code == 0, answer.out + answer.err
     assert "The site can join." in answer.out
+
+
+def test_the_federation_learns_what_a_simulation_of_the_same_tables_does(made: Path, tmp_path: Path) -> None:
+    """Other separators, other columns' order and an id make no difference: the same models, to the bit."""
+    plan_text = (EXAMPLE / "federation.toml").read_text("utf-8").replace("rounds = 30", "rounds = 3")
+    sites = {}
+    for name in SITES:
+        here = tmp_path / name
+        here.mkdir()
+        (here / "federation.toml").write_text(plan_text, "utf-8")
+        for file in (EXAMPLE / name / "site.toml", made / name / "patients.csv"):
+            (here / file.name).write_bytes(file.read_bytes())
+        sites[name] = LocalSite(read_site(here / "site.toml"))
+    plan = read_plan(tmp_path / SITES[0] / "federation.toml")
+    Coordinator(plan, tmp_path / "run", InMemory(sites)).run()
+
+    tables = {name: pd.read_csv(made / name / "patients.csv", sep=None, engine="python") for name in SITES}
+    tables["hill"]["st_depression"] = tables["hill"]["st_depression"].str.replace(",", ".").astype(float)
+    same = {name: table[[*COLUMNS, LABEL]] for name, table in tables.items()}
+    settings = {**plan.experiment, "split": "hash", "rare": plan.privacy.rare, "engine": "in-process"}
+    simulated = ft.run(data=same, label_column=LABEL, **settings)
+    for number, name in enumerate(SITES):
+        (file,) = (tmp_path / name / "private" / "models").glob("*.safetensors")
+        own = simulated.personal(number)
+        assert {key: torch.equal(value, own[key]) for key, value in load_file(file).items()} == dict.fromkeys(own, True)
 
 
 @pytest.mark.sites
