@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test test-cluster fuzz bench notebooks format clean
+.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks hospitals format clean
 
 setup: .venv/ready
 
@@ -20,13 +20,16 @@ quick: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not sites"
 
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not sites"
+
+test-sites: setup
+	$(BIN)/pytest -m sites
 
 test-cluster: setup
 	$(BIN)/python -m tests.transport.namespace tests/transport/cluster/short.py tests/transport/cluster/long.py
@@ -39,6 +42,9 @@ bench: setup
 
 notebooks: setup
 	$(BIN)/python -m notebooks.make
+
+hospitals: setup
+	$(BIN)/python examples/hospitals/run.py runs/hospitals
 
 format: setup
 	$(BIN)/ruff format .

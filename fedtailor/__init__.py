@@ -11,6 +11,7 @@ from fedtailor.version import __version__
 __all__ = [
     "Client",
     "ClientFailure",
+    "ClientNote",
     "Dataset",
     "Each",
     "Evaluation",
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total
     from fedtailor.result import RunResult
     from fedtailor.runs import load, resume, run
-    from fedtailor.server.loop import ClientFailure
+    from fedtailor.server.loop import ClientFailure, ClientNote
 
 _HOMES = {
     "api": ("advise", "compare", "report", "reproduce", "tune"),
@@ -70,7 +71,7 @@ _HOMES = {
     "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
     "result": ("RunResult",),
     "runs": ("load", "resume", "run"),
-    "server.loop": ("ClientFailure",),
+    "server.loop": ("ClientFailure", "ClientNote"),
 }
 
 

@@ -24,7 +24,7 @@ from fedtailor.schedule import RateSchedule
 DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "stratify", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "group", "split_column", "columns",
-    "preprocessing", "separator", "decimal", "encoding", "image_size",
+    "preprocessing", "rare", "separator", "decimal", "encoding", "image_size",
 )  # fmt: skip
 # What may be said of a table, such as a CSV file.
 TABLE_SETTINGS = (
@@ -39,7 +39,7 @@ EXECUTION_ONLY = {
 SEARCH = {"lr": "0.001..1:log"}
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(
-    name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing")
+    name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing", "rare")
 )
 
 
@@ -165,6 +165,12 @@ class Experiment(_Strict):
         description="how the numbers of a table are standardised: by the mean and the deviation that all clients agree "
         "on, by each client's own, or not at all",
     )
+    rare: int = Field(
+        1,
+        ge=1,
+        le=MOST,
+        description="what fewer of a client's training samples have is not declared: values of a category, and columns",
+    )
     separator: str | None = Field(None, description="the separator of a CSV file: a character, or tab [found out]")
     decimal: str | None = Field(None, description="the decimal mark of a CSV file, . or , [found out]")
     encoding: str | None = Field(None, description="the encoding of a CSV file [found out]")
@@ -178,10 +184,11 @@ class Experiment(_Strict):
         None,
         description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
     )
-    split: Literal["merge", "official"] | None = Field(
+    split: Literal["merge", "official", "hash"] | None = Field(
         None,
         description="merge: ignore the split that comes with the data and split each client's samples; official: keep "
-        "it [official if the split is your own, else merge]",
+        "it; hash: by each sample's content alone, not stratified, so that new samples move no others [official if the "
+        "split is your own, else merge]",
     )
     stratify: bool = Field(
         True, description="split each class of a client in proportion [on; --no-stratify: at random]"
@@ -271,8 +278,10 @@ class Experiment(_Strict):
     on_failure: Literal["skip", "stop"] = Field(
         "skip", description="leave a client that fails out of the round, or stop the run"
     )
-    engine: Literal["auto", "in-process", "processes", "ray"] = Field(
-        "auto", description="where clients run: in this process, in worker processes, or in a Ray cluster"
+    engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"] = Field(
+        "auto",
+        description="where clients run: in-process, in worker processes, in a Ray cluster (ray), or as "
+        "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
     address: str | None = Field(
         None, description="host:port of a Ray cluster's head [--engine ray starts Ray on this machine]"
@@ -367,6 +376,7 @@ class Settings(TypedDict, total=False):
     split_column: str | None
     columns: str | Mapping[str, str] | None
     preprocessing: Literal["federated", "per-client", "none"]
+    rare: int
     separator: str | None
     decimal: str | None
     encoding: str | None
@@ -375,7 +385,7 @@ class Settings(TypedDict, total=False):
     labels: Literal["shared", "own"]
     clients: int | None
     partition: str | None
-    split: Literal["merge", "official"] | None
+    split: Literal["merge", "official", "hash"] | None
     stratify: bool
     test: float
     validation: float
@@ -421,7 +431,7 @@ class Settings(TypedDict, total=False):
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     patience: int | None
     on_failure: Literal["skip", "stop"]
-    engine: Literal["auto", "in-process", "processes", "ray"]
+    engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"]
     address: str | None
     workers: int | None
     deadline: float | None
@@ -516,16 +526,21 @@ def _setting_error(error: ValidationError) -> FedtailorError:
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings of an experiment file, those of the evaluation in their section."""
+    return in_sections(read_toml(path, "experiment file"))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file that people write; `what` names it in errors."""
     try:
         if path.stat().st_size > 4 * FILE_LIMIT:
-            raise FedtailorError(f"The experiment file {path} is too large: it may have {FILE_LIMIT:,} characters.")
-        return in_sections(parse_toml(path.read_text(encoding="utf-8-sig")))
+            raise FedtailorError(f"The {what} {path} is too large: it may have {FILE_LIMIT:,} characters.")
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise FedtailorError(f"There is no experiment file {path}.") from None
+        raise FedtailorError(f"There is no {what} {path}.") from None
     except (ValueError, RecursionError) as error:
-        raise FedtailorError(f"The experiment file {path} is not valid TOML: {error}.") from None
+        raise FedtailorError(f"The {what} {path} is not valid TOML: {error}.") from None
     except OSError as error:
-        raise FedtailorError(f"The experiment file {path} cannot be read: {error.strerror}.") from None
+        raise FedtailorError(f"The {what} {path} cannot be read: {error.strerror}.") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:

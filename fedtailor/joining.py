@@ -37,7 +37,8 @@ def new_clients(
     """Read data of new clients as a run needs them, and return them with the experiment that says so: the clients that
     they name, or one with all samples, or as `settings` say. Refuse another input shape, and classes that the run does
     not have."""
-    mine = {name: v for name, v in experiment.model_dump().items() if name not in NEW_DATA_SETTINGS or name in KEPT}
+    kept = (*KEPT, "split") if experiment.split == "hash" else KEPT
+    mine = {name: v for name, v in experiment.model_dump().items() if name not in NEW_DATA_SETTINGS or name in kept}
     roles = {name: getattr(experiment, name) for name in ("label_column", "client_column", "group", "split_column")}
     named: dict[str, Any] = {}
     if isinstance(data, (str, Path)):

@@ -75,7 +75,7 @@ def check_finite(what: str, tensors: Message) -> None:
             and not math.isfinite(float(tensor.detach().sum()))
             and not tensor.isfinite().all()
         ):
-            raise ValueError(f"{what} has NaN or infinite numbers in {name!r}")
+            raise NotFinite(f"{what} has NaN or infinite numbers in {name!r}")
 
 
 def largest(message: Message) -> dict[str, float]:
@@ -87,14 +87,27 @@ def largest(message: Message) -> dict[str, float]:
     return sizes
 
 
-def frame(tensors: Message, **header: str | int) -> bytes:
-    """Pack named tensors and a small header (round, sender, version …) as one safetensors file with a checksum."""
+class NotFinite(ValueError):
+    """Named tensors have NaN or infinite numbers."""
+
+
+def frame(tensors: Message, **header: Any) -> bytes:
+    """Pack named tensors and a header (round, sender, version …) as one safetensors file with a checksum."""
     content = save(copied(tensors), {"fedtailor": json.dumps({**header, "checksum": BLANK})})
     return b"".join(_checked(memoryview(content), content.index(MARK) + len(MARK)))
 
 
 def unframe(content: bytes, what: str, **expected: str | int) -> State:
     """Unpack the tensors of a frame; refuse a damaged one, and one whose header is not the expected one."""
+    tensors, header = read_frame(content, what)
+    for name, value in expected.items():
+        if header.get(name) != value:
+            raise FedtailorError(f"{what} is not what it should be: its {name} is {header.get(name)}, not {value}.")
+    return tensors
+
+
+def read_frame(content: bytes, what: str) -> tuple[State, dict[str, Any]]:
+    """Unpack the tensors and the header of a frame; refuse a damaged one."""
     try:
         length = int.from_bytes(content[:8], "little")
         start = content.find(MARK, 8, 8 + length) + len(MARK)
@@ -104,10 +117,7 @@ def unframe(content: bytes, what: str, **expected: str | int) -> State:
         header: dict[str, Any] = dict(json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedtailor"]))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FedtailorError(f"{what} cannot be read: {error}.") from None
-    for name, value in expected.items():
-        if header.get(name) != value:
-            raise FedtailorError(f"{what} is not what it should be: its {name} is {header.get(name)}, not {value}.")
-    return tensors
+    return tensors, header
 
 
 def _checked(content: memoryview, start: int) -> tuple[memoryview, bytes, memoryview]:

@@ -5,7 +5,7 @@ here, before the first file is written.
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +38,7 @@ from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
 from fedtailor.site.sites import Sites
 from fedtailor.store import Store
-from fedtailor.training import check_training, optimizer_settings, training_loss
+from fedtailor.training import check_training, class_weights, optimizer_settings, training_loss
 
 LOSSES: dict[str, Loss] = {
     "cross-entropy": functional.cross_entropy,
@@ -93,6 +93,19 @@ class Prepared:
     def network(self) -> Network:
         return self.terms.network
 
+    @property
+    def class_weights(self) -> list[float]:
+        """The weight of each class in the training loss; none if all are alike."""
+        wanted = self.experiment.class_weights
+        return [] if wanted == "none" else class_weights(wanted, self.data).tolist()
+
+    def copied_terms(self) -> Terms:
+        """The terms for a site that shares no memory with anything here."""
+        network = self.assembled.network()
+        network.autocast = self.network.autocast
+        method, initial = self.method.model_copy(deep=True), self.terms.initial.clone()
+        return replace(self.terms, method=method, network=network, initial=initial)
+
     def server(self, declared: Sequence[Declaration], store: Store) -> Server:
         """The server of the sites that have joined. A site with another network or experiment is refused."""
         terms = self.terms
@@ -139,15 +152,19 @@ def _started(prepared: Prepared) -> Server:
     return server
 
 
-def prepare(experiment: Experiment, objects: Objects) -> Prepared:
-    """Load, partition and build all that a run needs, so that nothing wrong is found out later."""
+def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Prepared:
+    """Load, partition and build all that a run needs, so that nothing wrong is found out later.
+
+    For one `site` of a federation, the samples of the others are not there, and the protocol is the server's to check.
+    """
     method = objects.method or find_method(experiment.method, experiment.parameters)
     if experiment.tensorboard:
         check_installed()
     device = find_device(experiment.device)
     check_training(experiment, method, device)
     given = objects.data
-    data = given.to(device) if isinstance(given, FederatedData) else partition_data(experiment, given).to(device)
+    data = given.aligned() if isinstance(given, FederatedData) else partition_data(experiment, given)
+    data = data.to(device)
     loss = objects.loss or find_loss(experiment.loss)
     if objects.loss is None:
         _check_loss(experiment.loss, data)
@@ -197,7 +214,8 @@ def prepare(experiment: Experiment, objects: Objects) -> Prepared:
         data.targets == "labels",
     )
     prepared = Prepared(experiment, data, terms, assembled)
-    _check_protocol(prepared)
+    if not site:
+        _check_protocol(prepared)
     _try_out_metric(prepared)
     return prepared
 
@@ -230,8 +248,9 @@ def _find_metric(
 def _try_out_metric(prepared: Prepared) -> None:
     """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
     data, terms = prepared.data, prepared.terms
-    tested = [client for client in range(data.n_clients) if len(data.test(client)[1])]
-    if terms.own_metric is not None and tested:
+    if terms.own_metric is None or data.elsewhere is not None:
+        return
+    if tested := [client for client in range(data.n_clients) if len(data.test(client)[1])]:
         reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
         if reply.error:
             raise FedtailorError(
@@ -292,6 +311,7 @@ def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessi
         pixels=experiment.pixels,
         labels=experiment.labels,
         preprocessing=table or experiment.preprocessing,
+        rare=experiment.rare,
         dtype=getattr(torch, experiment.dtype),
     )
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import Tensor
 
 from fedtailor.data import FederatedData
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, listed, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Metrics
 from fedtailor.metric import ACCURACY, Metric
-from fedtailor.server.evaluation import chosen_round, early_stop
+from fedtailor.server.evaluation import LAST, chosen_round, early_stop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory, describe, plain
 from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
@@ -56,14 +56,18 @@ class RunResult:
         rounds = f"{len(self.rounds)} of {experiment.rounds} rounds"
         quality = "not evaluated" if self.loss is None else f"loss {self.loss:.4g}"
         if self.value is not None:
-            quality = f"{self.metric.shown(self.value)} ({evaluation.model} models, {evaluation.choose} round)"
+            of_clients = f" {record.of_clients}" if (record := self.chosen()) and record.missing else ""
+            which = f"({evaluation.model} models, {evaluation.choose} round)"
+            quality = f"{self.metric.shown(self.value)}{of_clients} {which}"
         where = f", in {self.path}" if self.path else ""
         what = f"{experiment.method} on {experiment.data}, {len(self.names)} clients"
         return f"<RunResult {what}, {rounds}: {quality}{where}>"
 
     def _repr_html_(self) -> str:
         """The rounds as a table, for notebooks; at most about twenty of them."""
-        value, counts = self.metric.field, ("participants", "failed", "bytes_up", "bytes_down")
+        value, counts = self.metric.field, ["participants", "failed", "bytes_up", "bytes_down"]
+        if any(record.missing for record in self.rounds):
+            counts.insert(2, "missing")
         columns = {"round": "round", value: self.metric.title, "std": f"{self.metric.title} std", "loss": "loss"}
         columns |= {name: name.replace("_", " ") for name in counts}
         head = "".join(f"<th>{escape(title)}</th>" for title in columns.values())
@@ -167,6 +171,30 @@ class RunResult:
             return ""
         return f"The {self.metric.title} is defined for {known} of {len(measured)} clients with test samples."
 
+    @property
+    def missing(self) -> list[str]:
+        """The clients that were not measured in the round that counts, by name: its averages are of the others."""
+        return [self.names[client] for client in record.missing] if (record := self.chosen()) else []
+
+    @property
+    def measured_for(self) -> str:
+        """Say of which clients the averages are, if some were not measured: in the round that counts, and in others."""
+        incomplete, record = [record.round for record in self.rounds if record.missing], self.chosen()
+        if record is None or not incomplete:
+            return "No client was measured in any round." if incomplete else ""
+        said, last = [], self.rounds[-1]
+        if record.missing:
+            choose = self.experiment.evaluation.choose
+            when = "in all rounds that count" if choose in LAST else f"in round {record.round}"
+            s, were = ("s", "were") if len(record.missing) > 1 else ("", "was")
+            who = f"client{s} {listed(self.missing)} {were}"
+            said.append(f"The metrics are {record.of_clients}: {who} not measured {when}.")
+        if last.missing and not last.evaluated:
+            said.append(f"No client was measured in the last round, {last.round}.")
+        if incomplete != [record.round]:
+            said.append(f"In {len(incomplete)} of {len(self.rounds)} rounds not all clients were measured.")
+        return " ".join(said)
+
     @cached_property
     def partition(self) -> Plain:
         """Every client's name and its samples by class and split, with a checksum of the samples."""
@@ -258,6 +286,7 @@ class RunResult:
             "bytes_down": sum(record.bytes_down for record in self.rounds),
             "seconds": round(sum(record.seconds for record in self.rounds), 3),
             "joined": [{"after": join.after, "clients": list(join.clients)} for join in self.partition["joined"]],
+            "missing": self.missing,
             "failed": {self.names[client]: {"failed": f, "called": n} for client, (f, n) in self.failures.items()},
             "warnings": self.warnings,
         }

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from pydantic import ValidationError
 
+from fedtailor.agreement import FILE as FEDERATION
 from fedtailor.data import Clients, Dataset
 from fedtailor.errors import FedtailorError, shown, unknown, warn
 from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
@@ -66,7 +67,7 @@ def run(
         names |= {"method": method, "parameters": own}
     else:
         objects.method, rest = _method_object(method, settings)
-        names |= {"method": method_name(type(objects.method)), "parameters": _written(objects.method)}
+        names |= {"method": method_name(type(objects.method)), "parameters": written_parameters(objects.method)}
     experiment = make_experiment({**names, **rest})
     return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
 
@@ -111,11 +112,13 @@ def run_prepared(
 ) -> RunResult:
     """Run an experiment whose data and network are in place."""
     with isolated():
-        experiment = experiment.model_copy(update={"parameters": _written(prepared.method)})  # the defaults too
+        experiment = experiment.model_copy(
+            update={"parameters": written_parameters(prepared.method)}
+        )  # the defaults too
         prepared = replace(prepared, experiment=experiment)
         with closing(create(out, prepared) if out else Simulation(prepared)) as new:
             new.start()
-            return _finish(new, on_round, on_start)
+            return finish_run(new, on_round, on_start)
 
 
 def resume(
@@ -144,6 +147,8 @@ def resume(
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()
+    if (Path(path) / FEDERATION).exists():
+        raise FedtailorError(f"The clients of the run in {path} are sites: go on with it by `fedtailor deploy run`.")
     for name in changes:
         if name not in CHANGEABLE:
             raise FedtailorError(f"{name!r} cannot be changed when a run is resumed: start a new run for it.")
@@ -168,7 +173,7 @@ def resume(
         old.restore()
         if after.rounds != before.rounds or directory.behind:
             directory.extend(after)
-        return _finish(old, on_round, on_start)
+        return finish_run(old, on_round, on_start)
 
 
 def load(
@@ -209,7 +214,7 @@ def _with_joined(
     return replace(objects, data=run_data(before, experiment, objects.data, joined)) if before else objects
 
 
-def _finish(run: Simulation, on_round: OnRound | None, on_start: OnStart | None) -> RunResult:
+def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | None) -> RunResult:
     """Do the rounds that are left, and write the result down."""
     loop = run.loop
     if on_start:
@@ -257,7 +262,7 @@ def _split(kind: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, A
     return {**given, **own}, rest
 
 
-def _written(method: Method) -> dict[str, Any]:
+def written_parameters(method: Method) -> dict[str, Any]:
     """A method's parameters as an experiment file holds them; refuses what would come back as something else."""
     parameters = method.model_dump(exclude_none=True)
     again = written_again({"parameters": parameters})
@@ -279,7 +284,7 @@ def _check_objects(path: Path, experiment: Experiment, objects: Objects, trust: 
     for name in ("method", "data", "model", "loss", "metric"):
         recorded, given = _recorded(experiment, name), getattr(objects, name)
         if isinstance(given, Method):
-            if method_name(type(given)) != recorded or _written(given) != experiment.parameters:
+            if method_name(type(given)) != recorded or written_parameters(given) != experiment.parameters:
                 raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
         elif given is not None and name in ("model", "loss", "metric") and object_name(given) != recorded:
             raise FedtailorError(f"This is not the run's {name}: that is {recorded}.")

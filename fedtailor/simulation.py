@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedtailor.agreement import read_agreement
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment
-from fedtailor.messages import State
+from fedtailor.messages import NEVER, State
 from fedtailor.method import Server
 from fedtailor.preparing import Objects, Prepared, has_device, prepare
 from fedtailor.server.checkpoint import Checkpoint
@@ -19,9 +20,14 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
+from fedtailor.site.answering import Answering
 from fedtailor.site.sites import Sites
 from fedtailor.store import Store
 from fedtailor.transport import Transport, make_transport
+from fedtailor.transport.channel import InMemory
+from fedtailor.transport.remote import Remote
+
+RUN = "simulation"  # the name of the run in letters between sites in memory
 
 
 class Simulation:
@@ -30,7 +36,9 @@ class Simulation:
     Only this object, which no method ever sees, holds all of them.
     """
 
-    def __init__(self, prepared: Prepared, directory: RunDirectory | None = None) -> None:
+    def __init__(
+        self, prepared: Prepared, directory: RunDirectory | None = None, transport: Transport | None = None
+    ) -> None:
         experiment, data, terms = prepared.experiment, prepared.data, prepared.terms
         self.prepared, self.experiment, self.data, self.terms = prepared, experiment, data, terms
         self.directory = directory
@@ -41,7 +49,11 @@ class Simulation:
         engine, deadline = experiment.engine, experiment.deadline
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
             engine, deadline = "in-process", None
-        self.transport: Transport = make_transport(
+        self._apart = self._sites_apart() if engine == "sites-in-memory" and transport is None else []
+        if self._apart:
+            channel = InMemory({site.name: site for site in self._apart})
+            transport = Remote(channel, RUN, data.names, self.sites.declare())
+        self.transport = transport or make_transport(
             engine, self.sites, experiment.workers, device.type == "cpu", deadline, experiment.address
         )
         new = experiment.evaluation.clients == "new"
@@ -51,15 +63,29 @@ class Simulation:
             method,
             prepared.server(self.transport.declare(), store),
             list(data.names),
-            Evaluator(
-                experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new], data.names
-            ),
+            Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
             directory,
             Counter(join.after for join in data.joined for _ in join.clients),
             replace(terms.metric),
         )
+
+    def _sites_apart(self) -> list[Answering]:
+        """Every client as a site of its own, which has its own samples and its own network, and answers letters."""
+        directory = self.sites.store.directory
+        return [
+            Answering(RUN, name, number, Sites.at(self.data.only(number), self.prepared.copied_terms(), directory))
+            for number, name in enumerate(self.data.names)
+        ]
+
+    def place(self, client: int) -> Sites:
+        """The place where a client lives: for whoever runs the simulation, and for nobody in it."""
+        if not self._apart:
+            return self.sites
+        place = self._apart[client].sites
+        place.store.recall(client, self.loop.versions.get(client, NEVER))  # a site learns it with its next letter
+        return place
 
     def start(self) -> None:
         """Prepare round 1."""
@@ -94,7 +120,7 @@ class Simulation:
 
     def personal_model(self, client: int) -> Tensor:
         """The vector that a client predicts with now."""
-        theta = self.sites.personal_model(client, self.finished, self.loop.method.broadcast(self.server))
+        theta = self.place(client).personal_model(client, self.finished, self.loop.method.broadcast(self.server))
         if theta.shape != self.terms.initial.shape:
             raise FedtailorError(
                 f"The model of client {self.data.names[client]} is no vector of the run's network: its state is of "
@@ -104,27 +130,27 @@ class Simulation:
 
     def state_of(self, client: int) -> State:
         """A client's private state: for whoever runs the simulation, and for nobody in it."""
-        return self.sites.store.get(client)
+        return self.place(client).store.get(client)
 
 
-def create(path: Path, prepared: Prepared) -> Simulation:
-    """Make a run directory and its simulation."""
+def create(path: Path, prepared: Prepared, transport: Transport | None = None) -> Simulation:
+    """Make a run directory and its simulation; with a transport to real sites, their server."""
     terms = prepared.terms
     directory = RunDirectory.create(
         path, prepared.experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric
     )
     with _unlocked_on_failure(directory):
-        return Simulation(prepared, directory)
+        return Simulation(prepared, directory, transport)
 
 
-def reopen(path: Path, experiment: Experiment, objects: Objects) -> Simulation:
+def reopen(path: Path, experiment: Experiment, objects: Objects, transport: Transport | None = None) -> Simulation:
     """Open the simulation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
     directory.lock()
     with _unlocked_on_failure(directory):
         prepared = prepare(experiment, objects)
         directory.check(prepared.data, prepared.terms.fingerprint)
-        return Simulation(prepared, directory)
+        return Simulation(prepared, directory, transport)
 
 
 @contextmanager
@@ -143,8 +169,18 @@ def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simu
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
     experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "tensorboard": False})
+    agreement = read_agreement(path)
+    if agreement is not None:
+        objects = replace(objects, data=agreement.data(experiment.dtype))
     prepared = prepare(experiment, objects)
     directory.check(prepared.data, prepared.terms.fingerprint)
-    run = Simulation(prepared, directory)
+    away = (
+        None
+        if agreement is None
+        else Remote(
+            InMemory({}), agreement.common.run, prepared.data.names, agreement.joined(prepared.terms.fingerprint)
+        )
+    )
+    run = Simulation(prepared, directory, away)
     run.loop.look(run.transport)
     return run

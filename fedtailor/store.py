@@ -27,6 +27,10 @@ from fedtailor.messages import NEVER, State, frame, unframe
 AT_ONCE = 16  # files on their way to the disk at a time: it writes them together, many times as fast as in turn
 
 
+class StateLost(FedtailorError):
+    """The state of a version that somebody counts on is not here."""
+
+
 class Store:
     """States by number. `current` has the version of each: the round that made it; a number without one is empty.
 
@@ -63,12 +67,29 @@ class Store:
             self._drop(number)
         here = self.current.get(number, NEVER)
         if here != version and version == NEVER:
-            raise FedtailorError(f"{self.owner} {number} has a state of round {here} that the server does not know of.")
+            raise StateLost(f"{self.owner} {number} has a state of round {here} that the server does not know of.")
         if here != version:
-            raise FedtailorError(
+            raise StateLost(
                 f"The state of round {version} is not here: {self.owner} {number} has lost it, or is another one."
             )
         return self.get(number)
+
+    def recall(self, number: int, version: int) -> None:
+        """Make a version current that was proposed, or that is on the disk: after a restart, or if what came after it
+        never counted."""
+        proposed, _ = self._proposed.get(number, (NEVER, {}))
+        if version == proposed != NEVER:
+            self.accept([number])
+        if version == self.current.get(number, NEVER):
+            return
+        if version == NEVER:
+            self.current.pop(number, None)
+            self._memory.pop(number, None)
+        elif self.directory is not None and is_regular(self._file(number, version)):
+            state = self._load(number, version)
+            self.current[number] = version
+            if not self.on_disk:
+                self._memory[number] = state
 
     def propose(self, number: int, state: State, version: int) -> int:
         """Keep a new state beside the current one and return its version. An empty one after none leaves no trace."""
@@ -93,6 +114,22 @@ class Store:
                 self._memory[number] = state
             elif before not in (None, self.current[number], self._durable.get(number)):
                 self._file(number, before).unlink(missing_ok=True)
+
+    def keep(self, number: int) -> None:
+        """Make what this number proposed durable, beside the versions before it."""
+        if self.directory is None or number not in self._proposed:
+            return
+        version, state = self._proposed[number]
+        make_directory(self.directory)
+        if not self.on_disk:
+            self._write(number, state, version)
+        fsync_file(self._file(number, version))
+        with writing(self.directory):
+            fsync_directory(self.directory)
+
+    def forget(self, number: int, keep: set[int]) -> None:
+        """Remove all versions of this number from the disk but these."""
+        self._sweep({self._file(number, version).name for version in keep} if self.directory else set(), str(number))
 
     def put(self, number: int, state: State, version: int) -> None:
         """Propose and accept."""
@@ -135,10 +172,10 @@ class Store:
         if self.on_disk and version not in (self.current.get(number), self._durable.get(number)):
             self._file(number, version).unlink(missing_ok=True)
 
-    def _sweep(self, keep: set[str]) -> None:
+    def _sweep(self, keep: set[str], number: str = "[0-9]+") -> None:
         if self.directory is None or not self.directory.is_dir():
             return
-        mine = re.compile(rf"{self.owner}-[0-9]+-round-[0-9]+\.safetensors(\.tmp)?")
+        mine = re.compile(rf"{self.owner}-{number}-round-[0-9]+\.safetensors(\.tmp)?")
         for path in self.directory.iterdir():
             if mine.fullmatch(path.name) and path.name not in keep and is_regular(path):
                 path.unlink()

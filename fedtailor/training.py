@@ -57,7 +57,7 @@ def training_loss(experiment: Experiment, loss: Loss, data: FederatedData, netwo
     if loss is not functional.cross_entropy or not data.classes:
         name = "label_smoothing" if smoothing else "class_weights"
         raise FedtailorError(f"The setting {name} is for classes under the loss cross-entropy: leave it out.")
-    weights = None if wanted == "none" else _class_weights(wanted, data).to(network.vector)
+    weights = None if wanted == "none" else class_weights(wanted, data).to(network.vector)
 
     def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         # Divided by the number of samples, and not by their weights as PyTorch does it: so the loss of a batch, of a
@@ -68,14 +68,13 @@ def training_loss(experiment: Experiment, loss: Loss, data: FederatedData, netwo
     return cross_entropy
 
 
-def _class_weights(wanted: str, data: FederatedData) -> Tensor:
+def class_weights(wanted: str, data: FederatedData) -> Tensor:
     """Return the weight of each class as it is given; or balanced, from the sum of the class counts that the training
     clients declare."""
     if data.own_classes:
         raise FedtailorError("Class weights need classes that all clients share: leave --class-weights out.")
     if wanted == "balanced":
-        clients = [client for client in range(data.n_clients) if client not in data.new]
-        return balanced(data.counts("train")[clients].sum(0))
+        return balanced(data.class_counts())
     weights = torch.tensor([float(weight) for weight in wanted.split(",")], dtype=torch.float64)
     if len(weights) != len(data.classes):
         raise FedtailorError(

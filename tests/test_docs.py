@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedtailor.cli import COMMANDS, _built
+from fedtailor.cli import COMMANDS, GROUPS, _built
 from tests.cli.calling import Call, call, done
 
 __all__ = ["call"]
@@ -84,9 +84,12 @@ def test_python(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_commands_are_understood(page: Path) -> None:
     for line, (name, *words) in commands((ROOT / page).read_text("utf-8")):
-        assert name in COMMANDS, f"{page}, line {line}: there is no command {name}"
+        table = COMMANDS
+        if name in GROUPS and words:
+            (_, table), (name, *words) = GROUPS[name], words
+        assert name in table, f"{page}, line {line}: there is no command {name}"
         try:
-            _built(name).make_context(name, words)
+            _built(name, table[name][0]).make_context(name, words)
         except Exception as error:
             pytest.fail(f"{page}, line {line}: fedtailor {name}: {error}")
 
@@ -144,4 +147,4 @@ def test_every_block_of_the_pages_is_found() -> None:
 @pytest.mark.parametrize("words", [["run", "ditto", "--romds", "3"], ["compare", "ditto", "--tune", "many"]])
 def test_a_wrong_command_is_seen(words: list[str]) -> None:
     with pytest.raises(Exception, match=r"(?i)no such option|a valid integer"):
-        _built(words[0]).make_context(words[0], words[1:])
+        _built(words[0], COMMANDS[words[0]][0]).make_context(words[0], words[1:])

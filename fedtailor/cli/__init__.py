@@ -44,15 +44,39 @@ COMMANDS = {
     "data": ("catalogues", "List the data sets; with a NAME, show how it is partitioned among clients."),
     "models": ("catalogues", "List the networks; with a NAME, show its layers on a data set."),
 }
+# Groups of commands for federations of real sites: the coordinator's, and a site's.
+GROUPS = {
+    "deploy": (
+        "Plan and run a federation of real sites: what its coordinator does.",
+        {
+            "plan": ("federating_kits", "Check a plan, and make a directory for each role: what to run, and its keys."),
+            "approve": ("federating_kits", "Sign the request of a site, so that it may take part."),
+            "run": ("federating_run", "Run the plan with its sites, on from where it was stopped."),
+            "status": ("federating_run", "Show which sites are there, and how far the run is."),
+            "doctor": ("federating_kits", "Check a kit, or a running site, for unsafe settings and old certificates."),
+        },
+    ),
+    "site": (
+        "Take part in a federation: what the engineer of a site does.",
+        {
+            "check": ("federating_check", "Read the site's data, and show exactly what would leave. Nothing is sent."),
+            "request": ("federating_kits", "Make the site's keys, which stay here, and a request to be signed."),
+            "install": ("federating_kits", "Make the site's kit from the coordinator's answer."),
+            "start": ("federating_run", "Take part: connect to the server and do the work that it asks for."),
+        },
+    ),
+}
 STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
 class Commands(TyperGroup):
     """All commands by name and summary. The one that is called is built from its function, with its options."""
 
+    table = COMMANDS
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
-        return name, known and _built(str(name)), rest
+        return name, _built(str(name), self.table[str(name)][0]) if known and str(name) in self.table else known, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command. An exception of a method's own, which `--debug` lets pass with a note of where it was raised,
@@ -69,8 +93,7 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
-def _built(name: str) -> Any:
-    module, _ = COMMANDS[name]
+def _built(name: str, module: str) -> Any:
     alone = typer.Typer(**STYLE)
     alone.command(name)(getattr(importlib.import_module(f"fedtailor.cli.{module}"), name))
     return typer.main.get_command(alone)
@@ -96,6 +119,11 @@ def _version(version: bool = typer.Option(False, "--version", help="print the ve
 
 for name, (_, summary) in COMMANDS.items():
     app.command(name, help=summary)(lambda: None)
+for name, (summary, table) in GROUPS.items():
+    group = typer.Typer(cls=type("Group", (Commands,), {"table": table}), no_args_is_help=True, **STYLE)
+    for command, (_, about) in table.items():
+        group.command(command, help=about)(lambda: None)
+    app.add_typer(group, name=name, help=summary)
 
 
 def main() -> None:

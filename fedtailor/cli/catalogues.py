@@ -240,7 +240,8 @@ def _show_partition(federated: "FederatedData") -> None:
     counts, sizes = federated.counts(), [federated.counts(split).sum(1).tolist() for split in splits]
     pieces = min(counts.shape[1], MOST_SHADES)
     counted = 28 + pieces + 4 * len(federated.classes) <= out.width  # otherwise the shading alone
-    table = plain_table(f"{federated.name}: {len(federated.y):,} samples, {federated.n_clients} clients")
+    samples = int(federated.bounds.diff(dim=1).sum())
+    table = plain_table(f"{federated.name}: {samples:,} samples, {federated.n_clients} clients")
     table.add_column("client", style="bold", no_wrap=True, max_width=28)
     table.add_column("samples", justify="right", no_wrap=True)
     table.add_column("shading", no_wrap=True, min_width=pieces)

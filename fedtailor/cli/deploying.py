@@ -8,7 +8,7 @@ import typer
 
 from fedtailor.cli.display import decimals, err, json_text, marked, out, percent, plain_table, progress_bars, visible
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.running import INTERRUPTED
+from fedtailor.cli.running import INTERRUPTED, continue_with
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
     if finished < rounds:
         out.print(
             f"Note: the run is not finished: this is round {finished} of {rounds}, its last checkpoint. "
-            f"Continue with: fedtailor resume {run}",
+            f"Continue with: {continue_with(run)}",
             style="yellow",
             highlight=False,
             soft_wrap=True,
@@ -104,8 +104,10 @@ def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
 
 def _show_model(files: list[Path], about: "Description") -> None:
     whose = "The global model" if about.client is None else f"The model of client {about.name}"
-    metric = f"loss {about.loss}" if about.value is None or not about.metric else about.metric.shown(about.value)
-    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric} {about.measured}."), highlight=False)
+    metric = "" if about.loss is None else f"loss {about.loss} "
+    if about.value is not None and about.metric:
+        metric = f"{about.metric.shown(about.value)} "
+    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric}{about.measured}."), highlight=False)
     out.print("Written to " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
     out.print("\nLoad it with:", highlight=False)
     for line in about.load:

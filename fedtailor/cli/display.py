@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time",
+    "in_cell",
     "json_text", "marked", "network_lines", "out", "percent", "plain_table", "print_setup", "progress_bars",
     "results_table", "setup_lines", "visible",
 ]  # fmt: skip
@@ -81,6 +82,8 @@ class RoundProgress:
             quality = self.metric.shown(value)
         else:
             quality = "" if record.loss is None else f"loss {record.loss:.4g}"
+        if record.missing:
+            quality = f"{quality} {record.of_clients}" if record.evaluated else "no client was measured"
         self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}")
 
 
@@ -106,7 +109,10 @@ def progress_bars() -> Iterator[Progress]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        (bars.console if out.is_terminal else err).print(marked("Warning:", "yellow", message), soft_wrap=True)
+        from fedtailor.server.failures import ClientNote
+
+        label = ("Note:", "cyan") if issubclass(category, ClientNote) else ("Warning:", "yellow")
+        (bars.console if out.is_terminal else err).print(marked(*label, message), soft_wrap=True)
 
     with warnings.catch_warnings(), bars:
         warnings.simplefilter("always", category=UserWarning)
@@ -139,6 +145,9 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     if came := joined_in_words(results[0].partition["joined"]):
         yield f"{came}."
     for result in results:
+        if words := result.measured_for:
+            yield f"{result.experiment.method}: {words}" if len(results) > 1 else words
+    for result in results:
         if result.stopped:
             yield f"{result.experiment.method}: {result.stopped}."
     clients = len(results[0].names)
@@ -156,20 +165,26 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
 def _row(result: "RunResult", best: float | None) -> list[str | Text]:
     from fedtailor.server.records import Averages
 
-    chosen, on_validation = result.chosen() or Averages(), result.chosen("best-validation") or Averages()
+    counted, best_validated = result.chosen(), result.chosen("best-validation")
+    chosen, on_validation = counted or Averages(), best_validated or Averages()
     metric, rounds = result.metric, result.rounds
-    value = metric.text(result.value)
+    value = metric.text(result.value) + in_cell(counted)
     return [
         result.experiment.method,
         Text(value, style="bold green") if best is not None and result.value == best else value,
         metric.text(chosen.std),
         metric.text(chosen.worst_decile),
-        metric.text(metric.of(on_validation)),
+        metric.text(metric.of(on_validation)) + in_cell(best_validated),
         decimals(chosen.loss),
         human_bytes(sum(record.bytes_up for record in rounds)),
         human_bytes(sum(record.bytes_down for record in rounds)),
         f"{sum(record.seconds for record in rounds):.1f} s",
     ]
+
+
+def in_cell(record: "RoundRecord | None") -> str:
+    """Say below a number in a table of how many clients it is, if some were not measured."""
+    return f"\n{record.of_clients.removesuffix(' clients')}" if record and record.missing else ""
 
 
 def _title(result: "RunResult") -> str:

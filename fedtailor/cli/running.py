@@ -187,14 +187,14 @@ def show(
     if setup := RunDirectory(directory).setup():
         print_setup(network_lines([setup]))
     if not result.rounds:
-        out.print(f"{directory}: no round is finished yet. Continue with: fedtailor resume {directory}")
+        out.print(f"{directory}: no round is finished yet. Continue with: {continue_with(directory)}")
         return
     out.print(results_table([result]))
     out.print(_rounds_table(result))
     if result.per_client:
         out.print(_clients_table(result, directory))
     if not result.finished:
-        out.print(f"Not finished. Continue with: fedtailor resume {directory}", soft_wrap=True)
+        out.print(f"Not finished. Continue with: {continue_with(directory)}", soft_wrap=True)
 
 
 def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str, Any]) -> list[Experiment]:
@@ -300,7 +300,9 @@ def _profile_table(results: list["RunResult"]) -> Any:
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
     table, metric = plain_table("Rounds"), result.metric
-    for name in ("round", metric.title, "std", "loss", "participants", "failed", "up", "down", "seconds"):
+    missing = any(record.missing for record in result.rounds)
+    counts = ("participants", "failed", *(["not measured"] if missing else []))
+    for name in ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
     for record in result.rounds[step - 1 :: step]:
@@ -311,6 +313,7 @@ def _rounds_table(result: "RunResult") -> Any:
             decimals(record.loss),
             str(len(record.participants)),
             str(len(record.failed)),
+            *([str(len(record.missing))] if missing else []),
             human_bytes(record.bytes_up),
             human_bytes(record.bytes_down),
             f"{record.seconds:.2f}",
@@ -342,6 +345,14 @@ def _clients_table(result: "RunResult", directory: Path) -> Any:
             *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
         )
     return table
+
+
+def continue_with(directory: Path) -> str:
+    """Name the command that goes on with a run: where its clients are real sites, the coordinator's."""
+    from fedtailor.agreement import FILE
+
+    real = (directory / FILE).is_file()
+    return f"fedtailor deploy run PLAN.toml --out {directory}" if real else f"fedtailor resume {directory}"
 
 
 def check_run(directory: Path) -> None:

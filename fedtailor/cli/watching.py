@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import human_bytes, human_time, out, plain_table, visible
-from fedtailor.errors import FedtailorError
+from fedtailor.cli.display import human_bytes, human_time, in_cell, out, plain_table, visible
+from fedtailor.cli.presence import STATUS, sites_line
+from fedtailor.errors import FedtailorError, listed
 
 if TYPE_CHECKING:
     from fedtailor.metric import Metric
@@ -87,6 +88,12 @@ class Seen:
         more = [f"and {len(failed) - FAILING} more"] if len(failed) > FAILING else []
         return ", ".join([*said, *more])
 
+    @property
+    def missing(self) -> str:
+        """The clients that were not measured in the last evaluated round, by name; the first few of many."""
+        last = next((record for record in reversed(self.records) if record.evaluated or record.missing), None)
+        return listed([self.names[client] for client in last.missing if client < len(self.names)]) if last else ""
+
     def values(self) -> list[float]:
         """The metric in every round that was evaluated."""
         found = [self.metric.of(record) for record in self.records] if self.metric else []
@@ -94,6 +101,13 @@ class Seen:
 
     def text(self, value: float | None) -> str:
         return self.metric.text(value) if self.metric else "–"
+
+    @property
+    def last(self) -> str:
+        """The metric's last value, and of how many clients it is if some were not measured."""
+        found = [record for record in self.records if self.metric and self.metric.of(record) is not None]
+        text = self.text(self.values()[-1] if found else None)
+        return f"{text}{in_cell(found[-1])}" if found else text
 
 
 class Watched:
@@ -114,6 +128,8 @@ class Watched:
         own = [self.directory] if (self.directory / "experiment.toml").is_file() else []
         files = [*self.directory.glob("*/experiment.toml"), *self.directory.glob("runs/*/experiment.toml")]
         below = sorted(path.parent for path in files)
+        if (self.directory / STATUS).is_file():  # a federation, whose sites may still be joining
+            return {self.directory: ("", 0)}
         if not own and not below:
             raise FedtailorError(f"{self.directory} is no run and no comparison: there is nothing to watch.")
         return dict.fromkeys(own or below, ("", 0))
@@ -142,6 +158,8 @@ class Watched:
         """Read all runs and draw their present state."""
         runs = [self._read(path) for path in self._expected]
         begun = [run for run in runs if run.news]
+        if not begun and (sites := sites_line(self.directory)):
+            return Group(Text(sites))
         present = max(begun, key=lambda run: (not run.finished, run.news), default=runs[0])
         written = self.directory / "result.json"  # a comparison with runs that failed is finished with it
         over = written.exists() and len(runs) > 1 and written.stat().st_mtime >= max(run.news for run in runs)
@@ -152,6 +170,10 @@ class Watched:
             parts += [Text(f"\n{name[0].upper()}{name[1:]} of {present.title}{unit}", style="bold"), Text(curve)]
         if failing := present.failing:
             parts.append(Text(f"\nClients that failed in {present.title}: {visible(failing)}", style="yellow"))
+        if sites := sites_line(present.path):
+            parts.append(Text(f"\n{sites}"))
+        if missing := present.missing:
+            parts.append(Text(f"\nClients not measured in {present.title}: {visible(missing)}", style="yellow"))
         return Group(*parts, Text("\n" + self._state(runs, present)))
 
     def _state(self, runs: Sequence[Seen], present: Seen) -> str:
@@ -202,7 +224,7 @@ def _table(title: str, runs: Sequence[Seen]) -> Table:
             Text(run.title),
             *([ProgressBar(run.rounds, len(run.records), width=BAR)] if bars else []),
             f"{len(run.records)}/{run.rounds}",
-            run.text(values[-1] if values else None),
+            run.last,
             _sparks(values[-SPARKS:]),
             human_bytes(sum(record.bytes for record in run.records)),
             "–" if pace is None else f"{pace:.2f} s",

@@ -82,11 +82,11 @@ def read_npz(path: Path, arrays: dict[str, Any], labelled: bool = True) -> Datas
     if "y" not in arrays:
         return without_labels(path.name, x, client, names)
     y, classes = several_labels(arrays["y"]) or encode(arrays["y"], f"The labels of {path}")
-    group = encode(arrays["group"], f"The groups of {path}")[0] if "group" in arrays else None
+    group, groups = encode(arrays["group"], f"The groups of {path}") if "group" in arrays else (None, ())
     split = (
         as_parts(column(arrays["split"], f"The split of {path}"), f"The split of {path}") if "split" in arrays else None
     )
-    return Dataset(path.name, x, y, classes, split, client, names, group, own_split=split is not None)
+    return Dataset(path.name, x, y, classes, split, client, names, group, split is not None, group_names=groups)
 
 
 def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Dataset:
@@ -121,7 +121,8 @@ def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Da
     if not y.is_floating_point():
         classes = numbered_classes(y, name, gaps)
     owner = torch.arange(len(ys)).repeat_interleave(torch.tensor([len(y) for y in ys]))
-    group, split = ([text for entry in entries.values() for text in entry.get(key, ())] for key in ("group", "split"))
+    texts, split = ([text for entry in entries.values() for text in entry.get(key, ())] for key in ("group", "split"))
+    group, groups = encode(texts, f"The groups of {name!r}") if texts else (None, ())
     return Dataset(
         name,
         join([entry["x"] for entry in entries.values()]),
@@ -130,8 +131,9 @@ def from_list(parts: Clients, name: str | None = None, gaps: bool = False) -> Da
         as_parts(split, f"The split of {name!r}") if split else None,
         owner,
         tuple(entries),
-        encode(group, f"The groups of {name!r}")[0] if group else None,
+        group,
         own_split=bool(split),
+        group_names=groups,
     )
 
 
@@ -322,7 +324,7 @@ def encode(values: Array | list[str], what: str, hint: str = "") -> tuple[Tensor
             return encode(_texts(values, what), what)
         different, codes = np.unique(values, return_inverse=True)
         texts = [str(value) for value in different.tolist()]
-    numbers = [_number(text) for text in texts]
+    numbers = [exact_number(text) for text in texts]
     if None not in numbers and any(isinstance(number, float) for number in numbers):
         raise FedtailorError(f"{what} hold fractions or NaN: give whole numbers or names{hint}.")
     keys: list[Any] = list(texts if None in numbers else numbers)
@@ -348,7 +350,7 @@ def _different(values: list[str]) -> tuple[list[str], NDArray[np.int64]]:
     return list(numbers), np.array(codes, dtype=np.int64)
 
 
-def _number(text: str) -> int | float | None:
+def exact_number(text: str) -> int | float | None:
     """Read a number: an integer if it is whole, a float if it is a fraction or not finite; None if it is neither."""
     try:
         if re.fullmatch(r"\s*[+-]?\d+\s*", text, re.ASCII):

@@ -37,6 +37,7 @@ class Dataset:
     columns: tuple[Column, ...] = ()  # of a table: x is float64, a category its number, a missing cell NaN
     ignored: tuple[str, ...] = ()  # columns of a table that are neither features nor labels nor clients
     notes: tuple[str, ...] = ()  # what the user should know of how the data were read
+    group_names: tuple[str, ...] = ()  # by their number, where they have any
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -186,6 +187,8 @@ def _check_labels(data: Dataset) -> None:
         _check_range(data, "parts", data.part, 3)
     if data.client is not None:
         _check_range(data, "clients", data.client, len(data.client_names))
+    if data.group is not None and data.group_names:
+        _check_range(data, "groups", data.group, len(data.group_names))
 
 
 def _check_multi_label(data: Dataset) -> None:

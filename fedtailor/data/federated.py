@@ -1,22 +1,25 @@
 """A federation's data: the samples of all clients, and each client's view of its own.
 
 All clients' samples are in one tensor, client by client, and within a client train, validation, test. So a client's
-data is a slice without copies, and can be shared between processes.
+data is a slice without copies, and can be shared between processes. Each client's samples begin at a 64-byte address,
+as they do where they are alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedtailor.data.dataset import kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
 from fedtailor.errors import unknown
 from fedtailor.files import Count
-from fedtailor.local.inputs import Inputs, Lazy, Several, join, take, tensors
+from fedtailor.local.inputs import Inputs, Lazy, Several, is_aligned, join, samples_per_line, select, take, tensors
 from fedtailor.metric import Targets
 
 PIECE = 4096  # samples that are looked at together
@@ -65,6 +68,14 @@ class Join:
 
 
 @dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """Samples that are at their sites: their checksum and, where sites declare them, the training samples by class."""
+
+    checksum: str
+    counts: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
 class FederatedData:
     """The data of all clients; made by `federate`."""
 
@@ -82,6 +93,7 @@ class FederatedData:
     preprocessing: Preprocessing | None = None  # of a table: how its columns became features
     facts: tuple[Facts, ...] = ()  # of a table: what each client declares of its training samples
     notes: tuple[str, ...] = ()  # what the user should know of the data
+    elsewhere: Elsewhere | None = None  # the samples are: x and y are made up, the numbers in `bounds` declared
 
     @property
     def n_clients(self) -> int:
@@ -97,7 +109,7 @@ class FederatedData:
         """The number of outputs of a network for these data: one a class, or one a target."""
         return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
 
-    @property
+    @cached_property
     def vocabulary(self) -> int | None:
         """The number of token values, if the samples are whole numbers from 0: as the data set says it, or counted."""
         kind = self.x.like if isinstance(self.x, Lazy) else self.x
@@ -152,14 +164,79 @@ class FederatedData:
         """Move all samples to a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
-    def with_new(self, other: "FederatedData") -> "FederatedData":
-        """Append the clients of other data of the same kind, as new ones. What is there stays where it is."""
-        count = self.n_clients + other.n_clients
+    def aligned(self) -> "FederatedData":
+        """Put each client's samples at a 64-byte address: matrix products have other last bits at other addresses.
+
+        The rows between two clients repeat the last sample before them, and belong to nobody.
+        """
+        step = self._step
+        if self.elsewhere is not None:
+            return self
+        if not any(place[0] % step for place in self.places) and is_aligned(self.x) and is_aligned(self.y):
+            return self
+        rows: list[Tensor] = []
+        moved, end = torch.zeros(self.n_clients, 1, dtype=torch.int64), 0
+        for client, owned in self._stored():
+            rows += [rows[-1][-1:].expand(gap)] if (gap := -end % step) else []
+            rows.append(torch.arange(owned.start, owned.stop))
+            moved[client] = end + gap
+            end += gap + len(rows[-1])
+        order = torch.cat(rows).to(self.y.device)
+        bounds = self.bounds - self.bounds[:, :1] + moved
+        return replace(self, x=select(self.x, order), y=self.y.index_select(0, order), bounds=bounds)
+
+    def only(self, client: int) -> "FederatedData":
+        """Copy the samples of one client into memory of their own. All names and numbers stay; the others' data, and
+        what is known of them, are left out."""
+        start, *_, end = self.places[client]
+        rows = torch.arange(start, end, device=self.y.device)
+        alone = replace(
+            self,
+            x=select(self.x, rows),
+            y=self.y.index_select(0, rows),
+            bounds=self.bounds[client : client + 1] - start,
+            names=self.names[client : client + 1],
+            own_classes=self.own_classes[client : client + 1],
+            own_names=self.own_names[client : client + 1],
+            facts=self.facts[client : client + 1],
+            tokens=self.vocabulary,
+            notes=(),
+        )
+        return alone.placed(client, self.names)
+
+    def placed(self, number: int, names: tuple[str, ...]) -> "FederatedData":
+        """Make the one client of these data client `number` of a federation with these names. The others are empty."""
+        if self.n_clients != 1:
+            raise ValueError(f"These are the data of {self.n_clients} clients, not of one.")
+        before, after = number, len(names) - number - 1
         return replace(
             self,
-            x=_stacked(self.x, other.x),
-            y=torch.cat([self.y, other.y]),
-            bounds=torch.cat([self.bounds, other.bounds + len(self.y)]),
+            bounds=functional.pad(self.bounds, (0, 0, before, after)),
+            names=names,
+            own_classes=(*(0,) * before, *self.own_classes, *(0,) * after) if self.own_classes else (),
+            own_names=(*((),) * before, *self.own_names, *((),) * after) if self.own_names else (),
+            facts=(*((),) * before, *self.facts, *((),) * after) if self.facts else (),
+        )
+
+    @property
+    def _step(self) -> int:
+        """The number of rows from one 64-byte address to the next. Targets that are whole numbers may be anywhere."""
+        return lcm(samples_per_line(self.x), samples_per_line(self.y) if self.y.is_floating_point() else 1)
+
+    def _stored(self) -> list[tuple[int, slice]]:
+        """List the clients that have samples, with their rows, as they are stored."""
+        rows = [(client, slice(start, end)) for client, (start, *_, end) in enumerate(self.places) if start < end]
+        return sorted(rows, key=lambda row: row[1].start)
+
+    def with_new(self, other: "FederatedData") -> "FederatedData":
+        """Append the clients of other data of the same kind, as new ones. What is there stays where it is."""
+        count, n = self.n_clients + other.n_clients, len(self.y)
+        gap = torch.full((-n % self._step,), n - 1, device=self.y.device)
+        return replace(
+            self,
+            x=_stacked(self.x, select(self.x, gap), other.x),
+            y=torch.cat([self.y, self.y[gap], other.y]),
+            bounds=torch.cat([self.bounds, other.bounds + n + len(gap)]),
             names=(*self.names, *other.names),
             new=self.new | set(range(self.n_clients, count)),
             own_classes=(*self.own_classes, *other.own_classes),
@@ -185,9 +262,19 @@ class FederatedData:
         )
 
     def fingerprint(self) -> str:
-        """Compute a checksum of all samples and of their partition; of samples that are not in memory, some."""
+        """Compute a checksum of all samples and of their partition; of samples that are not in memory, some.
+
+        The rows between clients do not count: it is that of samples without any.
+        """
+        if self.elsewhere is not None:
+            return self.elsewhere.checksum
+        stored = self._stored()
+        owned, bounds, end = [rows for _, rows in stored], self.bounds.clone(), 0
+        for client, rows in stored:
+            bounds[client] += end - rows.start
+            end += rows.stop - rows.start
         checksum = 0
-        for tensor in (self.bounds, self.y, *_tensors(self.x)):
+        for tensor in (bounds, *_tensors(self.y, owned), *_tensors(self.x, owned)):
             tensor = tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
             checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
         return f"{checksum:08x}"
@@ -200,12 +287,14 @@ class FederatedData:
     def counts(self, split: str | None = None) -> Tensor:
         """Count the samples, clients × classes (one column for regression), in one split or in all.
 
-        A sample with several labels counts for each of them.
+        A sample with several labels counts for each of them. The samples of sites have one column too.
         """
         split = split or "all"
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         first, last = SPLITS[split]
+        if self.elsewhere is not None:
+            return (self.bounds[:, last] - self.bounds[:, first])[:, None]
         table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64)
         for row, place in zip(table, self.places, strict=True):
             labels = self.y[place[first] : place[last]]
@@ -218,20 +307,27 @@ class FederatedData:
                     row += len(labels)
         return table
 
+    def class_counts(self) -> Tensor:
+        """Count all training clients' training samples by class."""
+        if self.elsewhere is not None and self.elsewhere.counts is not None:
+            return self.elsewhere.counts.sum(0)
+        training = [client for client in range(self.n_clients) if client not in self.new]
+        return self.counts("train")[training].sum(0)
 
-def _tensors(x: Inputs) -> Iterator[Tensor]:
+
+def _tensors(x: Inputs, owned: Sequence[slice]) -> Iterator[Tensor]:
     """Yield the tensors that stand for samples in a checksum: all, or some that are spread evenly over lazy ones."""
     if isinstance(x, Several):
         for part in x.parts:
-            yield from _tensors(part)
+            yield from _tensors(part, owned)
     elif isinstance(x, Lazy):
-        yield from tensors(take(x, torch.linspace(0, len(x) - 1, CHECKED).long().unique()))
+        rows = torch.cat([torch.arange(rows.start, rows.stop) for rows in owned])
+        yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED).long().unique()]))
     else:
-        yield x
+        yield from (x[rows] for rows in owned)
 
 
-def _stacked(one: Inputs, other: Inputs) -> Inputs:
+def _stacked(*pieces: Inputs) -> Inputs:
     """Put samples behind each other; images keep their channels last in memory (see `as_inputs`)."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor) and one.ndim == 4:
-        return torch.cat([x.permute(0, 2, 3, 1) for x in (one, other)]).permute(0, 3, 1, 2)
-    return join([one, other])
+    images = [piece.permute(0, 2, 3, 1) for piece in pieces if isinstance(piece, Tensor) and piece.ndim == 4]
+    return torch.cat(images).permute(0, 3, 1, 2) if images else join(pieces)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.data.dataset import TRAIN, Dataset
 from fedtailor.data.federated import FederatedData
+from fedtailor.data.hashing import hashed_sides
 from fedtailor.data.matching import match
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
 from fedtailor.data.preprocessing import How, Preprocessing, agree, facts
@@ -30,14 +31,15 @@ def federate(
     seed: int = 0,
     test: float = 0.2,
     validation: float = 0.1,
-    split: Literal["merge", "official"] | None = None,
+    split: Literal["merge", "official", "hash"] | None = None,
     stratify: bool = True,
     min_samples: int = 10,
     max_train: int | None = None,
     new_clients: int = 0,
     pixels: Literal["unit", "signed"] = "unit",
     labels: Literal["shared", "own"] = "shared",
-    preprocessing: How | Preprocessing = "federated",
+    preprocessing: How | Preprocessing | None = "federated",
+    rare: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> FederatedData:
     """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
@@ -47,11 +49,13 @@ def federate(
     `split="merge"` ignores the authors' split; `test` and `validation` are fractions of a client's samples.
     `split="official"` keeps it, and takes `validation` off the training part where the authors have none. The default
     is "official" where the split is the user's own, and "merge" otherwise. `stratify` splits each class in proportion.
+    `split="hash"` goes by the content of each sample alone (or by its group), so that new samples move no others.
 
     `preprocessing` makes features of a table's columns, with the constants that all training clients agree on, those of
-    each client, none, or those of an earlier federation.
+    each client, none, or those of an earlier federation. None declares the facts of each client and leaves the cells as
+    they are. What fewer than `rare` of a client's training samples have is not declared.
     """
-    _check_options(test, validation, split, min_samples, max_train, pixels, seed)
+    _check_options(test, validation, split, min_samples, max_train, pixels, seed, rare)
     units, first = dataset.units()
     strata = strata_of(dataset, units, first, stratify)
     official = dataset.own_split if split is None else split == "official"
@@ -66,21 +70,26 @@ def federate(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
     client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
-    side = parts if official else random_sides(client, strata, len(names), test, validation, seed)
+    if official:
+        side = parts
+    elif split == "hash":
+        side = hashed_sides(dataset, first, test, validation, seed)
+    else:
+        side = random_sides(client, strata, len(names), test, validation, seed)
     client, side = client[units], side[units]
     if max_train is not None:
         client = thin(client, side, len(names), max_train, seed)
     bounds, order = _layout(client, side, names, dataset.name)
-    if official or (test and dataset.group is not None):
+    if official or split == "hash" or (test and dataset.group is not None):
         _warn_of_untested(bounds, names)
     new = frozenset(range(len(names) - new_clients, len(names)))
     x: Inputs = dataset.x[order]
     table: dict[str, Any] = {}
     if dataset.columns:
-        x, table = _features(dataset, dataset.cells[order], bounds, new, preprocessing)
+        x, table = _features(dataset, dataset.cells[order], bounds, new, preprocessing, rare)
     federated = FederatedData(
         name=dataset.name,
-        x=as_inputs(x, pixels, dtype),
+        x=x if dataset.columns and preprocessing is None else as_inputs(x, pixels, dtype),
         y=dataset.y[order].to(dtype) if dataset.y.is_floating_point() else dataset.y[order],
         bounds=bounds,
         classes=dataset.classes,
@@ -89,19 +98,23 @@ def federate(
         tokens=dataset.tokens,
         **table,
     )
-    return _own_labels(federated) if labels == "own" else federated
+    return (_own_labels(federated) if labels == "own" else federated).aligned()
 
 
 def _features(
-    dataset: Dataset, x: Tensor, bounds: Tensor, new: frozenset[int], how: How | Preprocessing
+    dataset: Dataset, x: Tensor, bounds: Tensor, new: frozenset[int], how: How | Preprocessing | None, rare: int
 ) -> tuple[Tensor, dict[str, Any]]:
     """Make features of a table's columns. Only the training samples of training clients decide about the constants."""
     raw, places = x.numpy(), bounds.tolist()
-    declared = tuple(facts(raw[start:trained], dataset.columns) for start, trained, _, _ in places)
-    given = isinstance(how, Preprocessing)
+    declared = tuple(facts(raw[start:trained], dataset.columns, rare) for start, trained, _, _ in places)
+    if how is None:
+        return x, {"facts": declared, "notes": dataset.notes}
     training = [own for client, own in enumerate(declared) if client not in new]
     agreed = how if isinstance(how, Preprocessing) else agree(training, how, dataset.ignored)
-    raw, notes = match(agreed, raw, dataset.columns, dataset.name, strict=given)
+    trained = np.zeros(len(raw), dtype=bool)
+    for start, end, _, _ in places:
+        trained[start:end] = isinstance(how, Preprocessing)  # others are of this training
+    raw, notes = match(agreed, raw, dataset.columns, dataset.name, trained, rare)
     check_size(dataset.name, 8 * len(raw) * agreed.n_features)
     if agreed.how == "per-client":
         each = zip(declared, places, strict=True)
@@ -143,9 +156,10 @@ def _check_options(
     max_train: int | None,
     pixels: str,
     seed: int,
+    rare: int,
 ) -> None:
-    if split not in ("merge", "official", None):
-        raise unknown("split", split, ("merge", "official"))
+    if split not in (None, *(known := ("merge", "official", "hash"))):
+        raise unknown("split", split, known)
     if pixels not in ("unit", "signed"):
         raise unknown("pixel range", pixels, ("unit", "signed"))
     if not (test >= 0 and validation >= 0 and test + validation < 1):
@@ -153,6 +167,8 @@ def _check_options(
             f"A test fraction of {test} and a validation fraction of {validation} leave nothing to train on: "
             "give fractions from 0 that sum to less than 1."
         )
+    if rare < 1:
+        raise FedtailorError(f"rare is {rare}: give 1 for all values, or more.")
     if min_samples < 0 or seed < 0:
         raise FedtailorError(f"min_samples ({min_samples}) and seed ({seed}) must not be negative: give 0 or more.")
     if max_train is not None and max_train < 1:
@@ -263,7 +279,7 @@ def _warn_of_untested(bounds: Tensor, names: tuple[str, ...]) -> None:
     if 0 < len(without) < len(names):
         warn(
             f"{len(without)} of {len(names)} clients have no test samples and are not measured: {listed(without)}; one "
-            "needs several groups, or a test part of its own."
+            "needs more samples or groups, or a test part of its own."
         )
 
 

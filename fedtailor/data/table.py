@@ -193,7 +193,8 @@ class _Plan:
                 f"{len(y)} samples, and each counts as a class: for a regression say --loss mse.",
             )
         client, names = found.get("client") or (None, ())
-        group, part = ((found.get(role) or (None, ()))[0] for role in ("group", "split"))
+        group, groups = found.get("group") or (None, ())
+        part, _ = found.get("split") or (None, ())
         return Dataset(
             name,
             x,
@@ -207,6 +208,7 @@ class _Plan:
             columns=tuple(columns),
             ignored=tuple(ignored),
             notes=notes,
+            group_names=groups,
         )
 
     def _samples(self, cells: Mapping[str, Cells], columns: list[Column]) -> Tensor:

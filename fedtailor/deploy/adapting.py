@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from fedtailor.data import FederatedData
-from fedtailor.deploy.exporting import Quality, Source, csv_columns, file_name
+from fedtailor.deploy.describing import Columns, Quality, csv_columns, file_name
+from fedtailor.deploy.exporting import Source
 from fedtailor.deploy.model_file import check_free, files_of, write_model
 from fedtailor.deploy.onnx import OnnxNetwork
 from fedtailor.errors import FedtailorError, unknown, warn
@@ -109,7 +110,7 @@ def adapt(
         where = make_experiment({**source.result.experiment.model_dump(), "engine": engine, "workers": workers})
         federated, clients, columns = _new_clients(source, data, settings)
         place = None if to is None else _Place(Path(to), {c: federated.names[c] for c in clients}, onnx, overwrite)
-        graph = source.onnx() if place and onnx else None
+        graph = source.origin.onnx() if place and onnx else None
         if on_start:
             on_start(len(clients))
         replies = _ask(source, where, federated, clients, epochs, on_client or (lambda client: None))
@@ -148,7 +149,7 @@ def _ask(
 
 def _new_clients(
     source: Source, data: Data | None, settings: dict[str, Any]
-) -> tuple[FederatedData, list[int], dict[str, str | None]]:
+) -> tuple[FederatedData, list[int], Columns]:
     """Find the new clients' data, the clients' numbers in it, and the columns of its file that are no features."""
     known = source.data
     for name in settings:
@@ -197,7 +198,7 @@ class _Place:
         self,
         source: Source,
         federated: FederatedData,
-        columns: dict[str, str | None],
+        columns: Columns,
         outcome: Adaptation,
         graph: OnnxNetwork | None,
     ) -> None:
@@ -207,12 +208,12 @@ class _Place:
             own = outcome.per_client[client]
             words = f"on the client's own test samples, after {epochs} epochs of fine-tuning"
             quality = Quality(own.adapted[-1], own.n_test, words)
-            about = source.describe(client, "adapted", quality, stem.name, federated, columns, fine_tuned=epochs)
+            about = source.origin.describe(client, "adapted", quality, stem.name, federated, columns, fine_tuned=epochs)
             write_model(stem, outcome.models[client], about, graph)
         written = {
             "fedtailor": __version__,
             "method": outcome.method,
-            "experiment": source.experiment_hash,
+            "experiment": source.origin.experiment_hash,
             "round": source.simulation.finished,
             "data": federated.name,
             "epochs": epochs,

@@ -27,6 +27,7 @@ from fedtailor.models.expression import MOST_VALUES, build_expression, check_wor
 
 HEADER = "fedtailor"  # the description's name in the header
 Size = Annotated[int, Field(ge=1, le=MOST_VALUES)]
+ModelKind = Literal["personal", "global", "adapted"]
 Sizes = Annotated[tuple[Size, ...], Field(max_length=8)]
 
 
@@ -36,7 +37,7 @@ class Description(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     fedtailor: str = Field(description="the version that wrote it")
-    kind: Literal["personal", "global", "adapted"]
+    kind: ModelKind
     client: int | None = Field(description="the client's number; none for the global model")
     name: str | None = Field(description="the client's name")
     method: str

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.agreement import FILE as FEDERATION
 from fedtailor.data import Dataset
 from fedtailor.data import load as load_data
 from fedtailor.data.arrays import Array, as_array, as_samples, is_frame
@@ -224,6 +225,8 @@ class Model:
     ) -> Samples:
         """Select the samples of a run's clients: of all clients or one of them, all their samples or one part."""
         result = load(path)
+        if (path / FEDERATION).is_file():
+            raise FedtailorError(f"The samples of the run in {path} are at its sites: predict there, with --data.")
         here = data_dir or result.experiment.data_dir
         changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
         data = run_data(result.partition["joined"], result.experiment.model_copy(update=changes))

@@ -6,6 +6,7 @@ selections, `split`, `to` and `device`. What is read of them has the bits of a t
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd, lcm
 from typing import Any, Union, overload
 
 import torch
@@ -87,6 +88,24 @@ def _placed(x: Held, first: int) -> Held:
         n, channels, height, width = x.shape
         return flat.view(n, height, width, channels).permute(0, 3, 1, 2).copy_(x)
     return flat.view(x.shape).copy_(x)
+
+
+def samples_per_line(x: Inputs) -> int:
+    """Count the samples from one that begins at a 64-byte address to the next one that does. Whole numbers count as
+    the single-precision numbers that they become for a network without an embedding."""
+    if isinstance(x, Lazy):
+        return samples_per_line(x.like)
+    if isinstance(x, Several):
+        return lcm(*map(samples_per_line, x.parts))
+    size = x.element_size() if x.is_floating_point() else torch.float32.itemsize
+    return ALIGNMENT // gcd(ALIGNMENT, x.shape[1:].numel() * size)
+
+
+def is_aligned(x: Inputs) -> bool:
+    """Find out whether the first sample is at a 64-byte address: PyTorch allocates so, NumPy may not."""
+    if isinstance(x, Several):
+        return all(map(is_aligned, x.parts))
+    return (x.first if isinstance(x, Lazy) else x.data_ptr() % ALIGNMENT) == 0
 
 
 def tensors(x: Held) -> tuple[Tensor, ...]:

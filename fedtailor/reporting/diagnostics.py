@@ -11,6 +11,7 @@ import numpy as np
 from fedtailor.reporting.figures import POINTS, evenly, in_order, left_out, regression, samples
 from fedtailor.reporting.marks import Array, Curve, Figure, Heat, Network, Panel, Points, Style
 from fedtailor.result import RunResult
+from fedtailor.server.records import counted_classes
 from fedtailor.studies.summary import Line
 
 FRAMES = 20  # moments of a matrix over rounds, at most
@@ -226,16 +227,17 @@ def ifca(shown: Shown) -> list[Figure]:
     counts = np.array(shown.result.partition["train"])
     last = shown.last["cluster"].astype(int)
     held = np.stack([counts[: len(last)][last == number].sum(0) for number in range(clusters)])
-    classes = list(map(str, shown.result.partition["classes"])) or ["all"]
+    classes = counted_classes(shown.result.partition)
     sizes = [f"{number + 1} ({(last == number).sum()} clients)" for number in range(clusters)]
-    what = Heat(sizes, classes, {"": held}, "samples", limits=(0, held.max()), written=held.size <= 100)
+    what = Heat(sizes, classes or ["all"], {"": held}, "samples", limits=(0, held.max()), written=held.size <= 100)
     panels = [
         Panel("Clusters of the clients", [when], "round", "client"),
-        Panel("Training samples of the clusters", [what], "class", "cluster"),
+        Panel("Training samples of the clusters", [what], "class" if classes else "", "cluster"),
     ]
+    by_class = ", by class; clusters that found something differ in them" if classes else ""
     caption = (
         "Clusters: the one that each client chose when it last took part, over rounds. Training samples: of the "
-        "clusters' members at the end, by class; clusters that found something differ in them."
+        f"clusters' members at the end{by_class}."
     )
     return [shown.figure("clusters", "Who is in which cluster", caption, panels)]
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.result import RunResult
-from fedtailor.server.records import joined_in_words
+from fedtailor.server.records import counted_classes, joined_in_words
 from fedtailor.studies.measures import client_values, individual_gains
 from fedtailor.studies.summary import Line, Summary
 
@@ -99,6 +99,8 @@ def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Call
     }[axis]
     if came := joined_in_words(summary.lines[0].results[0].partition["joined"]):
         caption += f" {came}: means are over more clients from then on."
+    if any(record.missing for line in summary.lines for result in line.results for record in result.rounds):
+        caption += " In some rounds not all clients were measured: means there are over fewer clients."
     if seeds:
         caption += " Lines are means over seeds, bands one standard deviation to both sides."
     return Figure(f"curves-{axis}", "Learning curves", caption, panels, max(2, len(panels)), tab=f"over {axis}")
@@ -152,7 +154,8 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
             np.array([-0.5, len(kept) - 0.5]), np.full(2, heights.mean()), "mean", Style(dash="dot"), kind="fit"
         )
         bars = Bars(heights[kept], [texts[place] for place in kept], styles[line.title])
-        drawn.append((f"{line.title}: {heights.mean():.4g}{unit}", line.title, bars, mean))
+        of_clients = f" ({line.of_clients})" if line.missing else ""
+        drawn.append((f"{line.title}: {heights.mean():.4g}{unit}{of_clients}", line.title, bars, mean))
     if not drawn:
         return None
     ends = [end for _, _, bars, _ in drawn for end in (float(bars.y.min()), float(bars.y.max()))]
@@ -242,19 +245,23 @@ def partitions(summary: Summary) -> list[Figure]:
 
 def _partition(seed: int, result: RunResult) -> Figure:
     order, counts = in_order(result), np.array(result.partition["train"])
-    names = list(map(str, result.partition["classes"])) or ["all"]
+    classes = counted_classes(result.partition)
+    names = classes or ["all"]
     new = set(result.partition["new"])
     rows = [result.names[client] + (" (new)" if client in new else "") for client in order]
     written = len(rows) * len(names) <= WRITTEN
     heat = Heat(rows, names, {"": counts[order]}, "training samples", limits=(0, counts.max()), written=written)
     totals = counts.sum(1)
-    of_class = " of which class" if result.partition["classes"] else ""
+    how = "each client has"
+    if classes:
+        how = f"of which class {how}; clients are ordered by their commonest class, here and in all figures below"
+    elif result.partition["classes"]:
+        how += "; their classes are not known here"
     caption = (
-        f"How many training samples{of_class} each client has; clients are ordered by their commonest class, here and "
-        f"in all figures below. A client has {totals.min()} to {totals.max()} of them, {np.median(totals):.0f} in "
-        f"the median.{left_out(result, order)}"
+        f"How many training samples {how}. A client has {totals.min()} to {totals.max()} of them, "
+        f"{np.median(totals):.0f} in the median.{left_out(result, order)}"
     )
-    panel = Panel("", [heat], "class", "client")
+    panel = Panel("", [heat], "class" if classes else "", "client")
     return Figure(f"partition-seed{seed}", "Who has which data", caption, [panel], columns=1, tab=f"seed {seed}")
 
 

@@ -348,7 +348,7 @@ def _run(result: RunResult) -> list[str]:
     return [
         str(result.experiment.seed),
         rounds if result.finished else f"<em>{done} of {asked}</em>",
-        result.metric.text(result.value),
+        f"{result.metric.text(result.value)} {record.of_clients if (record := result.chosen()) else ''}".rstrip(),
         human_bytes(sum(record.bytes for record in result.rounds)),
         human_time(sum(record.seconds for record in result.rounds)),
         f"<code>{escape(str(result.path or 'not recorded'))}</code>",

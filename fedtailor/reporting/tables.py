@@ -30,9 +30,11 @@ Cell = Callable[[Line], str]
 def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, Cell]]]:
     """The columns of results and those of costs, as header and cells, without columns that no line has."""
     lines, metric = summary.lines, summary.metric
-    result: list[tuple[str, Cell]] = [(metric.title, lambda line: _spread(metric, line.value, line.value_std))]
+    result: list[tuple[str, Cell]] = [
+        (metric.title, lambda line: _of(line, _spread(metric, line.value, line.value_std)))
+    ]
     if all(line.value is None for line in lines):
-        result = [("loss", lambda line: LOSS.text(line.loss))]
+        result = [("loss", lambda line: _of(line, LOSS.text(line.loss)))]
     if any(line.chosen for line in lines):
         result.append(("validation", _validation))
     if any(line.p is not None for line in lines):
@@ -56,6 +58,11 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
         cost.append(("passes a round", lambda line: "–" if line.passes is None else _short(line.passes)))
     cost.append(("samples/s", lambda line: _rate(line.samples_per_second)))
     return result, cost
+
+
+def _of(line: Line, text: str) -> str:
+    """Say beside a result of how many clients it is, if some were not measured."""
+    return f"{text} ({line.of_clients})" if line.missing else text
 
 
 def _spread(metric: Metric, mean: float | None, std: float | None, sign: str = "") -> str:

@@ -1,14 +1,15 @@
-"""Evaluation: which models are measured in a round, and the averages of their metrics."""
+"""Evaluation: which models are measured in a round, who is missing, and the averages of the metrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import shown
 from fedtailor.experiment import Evaluation
-from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Reply, Request
+from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Metrics, Reply, Request
 from fedtailor.method import Method, Server
 from fedtailor.metric import ACCURACY, LOSS, METRICS, Metric
 from fedtailor.server.records import Averages, ClientsRecord, RoundRecord
@@ -16,7 +17,20 @@ from fedtailor.transport import Transport
 
 MEASURED = (*METRICS, "own")
 AVERAGED = tuple(each.name for each in fields(Averages) if each.name != "evaluated")
+SHARES = ("accuracy", "balanced_accuracy", "auc", "f1", "exact_match")  # which are from 0 to 1
+MOST_SAMPLES = 2**40  # that a client may say it has: the sum over clients is still exact
 LAST = {"last-5": 5, "last-10": 10}  # evaluated rounds of which a result is the mean
+
+
+class Evaluated(NamedTuple):
+    """An evaluation: the metrics by client, the clients that have none, and the reply of each that was asked now.
+
+    A client is missing if its evaluation failed, or if it tells no metrics: then its reply has no error.
+    """
+
+    measured: dict[int, Measured]
+    missing: list[int]
+    replies: dict[int, Reply]
 
 
 @dataclass
@@ -26,8 +40,8 @@ class Evaluator:
     protocol: Evaluation
     method: Method
     clients: list[int]  # that may be evaluated: the training clients, or the new ones
-    names: Sequence[str]  # of all clients
-    known: dict[int, tuple[int, Measured]] = field(default_factory=dict)  # with the version of the state behind it
+    # Metrics with the version of the state behind them; of a local model with its round, None if it tells none.
+    known: dict[int, tuple[int, Measured | None]] = field(default_factory=dict)
 
     def due(self, round: int, last: int) -> bool:
         """Find out whether this round is evaluated. Local models always are: they are gone after the round."""
@@ -36,30 +50,79 @@ class Evaluator:
 
     def evaluate(
         self, server: Server, versions: dict[int, int], trained: Iterable[Reply], transport: Transport
-    ) -> dict[int, Measured]:
-        """Measure what the protocol asks for in this round, by client."""
+    ) -> Evaluated:
+        """Measure what the protocol asks for in this round. A client that is not measured now is missing, whatever is
+        known of it from before, unless its model is still the same."""
         chosen = self.clients
         if self.protocol.clients == "participants":
             called = set(server.participants)
             chosen = [client for client in chosen if client in called]
         if self.protocol.model == "local":
-            self.known |= {reply.clients[0]: (NEVER, reply.measured[0]) for reply in trained}
-            return {client: self.known[client][1] for client in chosen if client in self.known}
+            return self._local(server.round, chosen, trained)
         message, lasts = self._message(server)
-        for reply in transport.ask(list(self._requests(server.round, chosen, versions, message, lasts))):
-            if reply.error:
-                raise FedtailorError(
-                    f"The evaluation of client {self.names[reply.clients[0]]} failed: {reply.error}."
-                ) from reply.cause
-            for client, measured in zip(reply.clients, reply.measured, strict=True):
-                self.known[client] = (versions.get(client, NEVER), measured)
-        return {client: self.known[client][1] for client in chosen}
+        replies = self._ask(list(self._requests(server.round, chosen, versions, message, lasts)), transport)
+        for client, reply in replies.items():
+            if reply.measured:
+                self.known[client] = (versions.get(client, NEVER), reply.measured[0])
+        missing = [client for client, reply in replies.items() if not reply.measured]
+        return self._evaluated(chosen, missing, replies)
 
-    def remember(self, clients: Iterable[ClientsRecord]) -> None:
+    def _local(self, round: int, chosen: list[int], trained: Iterable[Reply]) -> Evaluated:
+        """Take the metrics that came with this round's training. The other clients keep those of their last local
+        model, unless only participants count."""
+        replies = {reply.clients[0]: self._checked(reply, 0) for reply in trained}
+        for client, reply in replies.items():
+            self.known[client] = (round, reply.measured[0] if reply.measured else None)
+        current = replies if self.protocol.clients == "participants" else self.known
+        due = chosen if self.protocol.clients == "participants" else [client for client in chosen if client in current]
+        missing = [client for client in due if client not in current or self.known[client][1] is None]
+        return self._evaluated(due, missing, replies)
+
+    def _evaluated(self, chosen: list[int], missing: list[int], replies: dict[int, Reply]) -> Evaluated:
+        left = {client: self.known[client][1] for client in chosen if client not in set(missing)}
+        return Evaluated({client: measured for client, measured in left.items() if measured}, missing, replies)
+
+    def _ask(self, requests: Sequence[Request], transport: Transport) -> dict[int, Reply]:
+        """Ask, and return one checked reply for each client: without metrics if it failed, or tells none. Where
+        several clients of one place fail together, each is asked again on its own."""
+        asked = [client for request in requests for client in request.clients]
+        waiting, together = set(asked), set[int]()
+        replies = {client: Reply((client,), error="it did not answer") for client in asked}
+        for reply in transport.ask(requests):
+            for place, client in enumerate(reply.clients):
+                if client in waiting:
+                    waiting.remove(client)
+                    replies[client] = self._checked(reply, place)
+                    if reply.error and len(reply.clients) > 1:
+                        together.add(client)
+        if together and len((shared := requests[0]).clients) > 1:
+            alone = [EvaluateShared(shared.round, client, shared.message) for client in asked if client in together]
+            replies |= self._ask(alone, transport)
+        return replies
+
+    def _checked(self, reply: Reply, place: int) -> Reply:
+        """Return one client's part of a reply, with an error if its metrics are none. Nothing that a site sends is
+        believed."""
+        clients, error, measured = reply.clients, reply.error, reply.measured
+        if not error and measured and len(measured) != len(clients):
+            error = f"it was asked for {len(clients)} measurements and sent {len(measured)}"
+        own = {} if error or not measured else measured[place]
+        try:
+            check_measured(own, ("test", "validation", "train") if self.protocol.train else ("test", "validation"))
+        except ValueError as wrong:
+            error = str(wrong)
+        return Reply((clients[place],), measured=[own] if own and not error else [], error=error, cause=reply.cause)
+
+    def remember(self, clients: Iterable[ClientsRecord], rounds: Iterable[RoundRecord] = ()) -> None:
         """Take up what a resumed run had recorded: a participant's local model is measured only once."""
-        if self.protocol.model == "local":
-            for record in clients:
-                self.known |= {client: (NEVER, _as_measured(record, client)) for client in record.results}
+        if self.protocol.model != "local":
+            return
+        for record in clients:
+            self.known |= {client: (record.round, _as_measured(record, client)) for client in record.results}
+        for of_round in rounds:
+            for client in of_round.missing:
+                if self.known.get(client, (NEVER, None))[0] < of_round.round:
+                    self.known[client] = (of_round.round, None)
 
     def _message(self, server: Server) -> tuple[Message, bool]:
         """Return the message of an evaluation, and whether clients that have trained do without it."""
@@ -93,6 +156,28 @@ def _as_measured(record: ClientsRecord, client: int) -> Measured:
         for name in lost:
             setattr(measured[split], name, float("nan"))
     return measured
+
+
+def check_measured(measured: Measured, splits: Sequence[str]) -> None:
+    """Refuse what is no client's metrics on these splits; nothing at all is allowed."""
+    if not isinstance(measured, dict) or (measured and "test" not in measured):
+        raise ValueError("its metrics are not those of its test samples")
+    for split, metrics in measured.items():
+        if split not in splits or not isinstance(metrics, Metrics):
+            raise ValueError(f"its metrics on {shown(split)} were not asked for, or are none")
+        for name in (each.name for each in fields(metrics)):
+            if not _possible(name, value := getattr(metrics, name)):
+                what = f"number of {split}" if name == "n_samples" else f"{name.replace('_', ' ')} on {split}"
+                raise ValueError(f"its {what} samples is {shown(value)}")
+
+
+def _possible(name: str, value: object) -> bool:
+    """Find out whether a metric can have this value. NaN and infinity are those of a training that diverged."""
+    if name == "n_samples":
+        return type(value) is int and 0 <= value <= MOST_SAMPLES
+    if name in SHARES and isinstance(value, float) and isfinite(value):
+        return 0 <= value <= 1
+    return value is None or isinstance(value, float)
 
 
 def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCURACY) -> Averages:
@@ -177,7 +262,12 @@ def early_stop(rounds: list[RoundRecord], patience: int | None, metric: Metric) 
 
 
 def _mean_round(rounds: list[RoundRecord]) -> RoundRecord:
+    """Average the rounds. A client that is missing in one of them is missing."""
+    missing = sorted({client for record in rounds for client in record.missing})
     means: dict[str, Any] = {}
+    if missing:
+        most = max(record.evaluated + len(record.missing) for record in rounds)
+        means = {"missing": missing, "evaluated": max(0, most - len(missing))}
     for name in AVERAGED:
         found = [value for record in rounds if (value := getattr(record, name)) is not None]
         means[name] = float(np.mean(found)) if found else None

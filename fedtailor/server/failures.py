@@ -7,11 +7,12 @@ apart.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedtailor.errors import FedtailorError, warn
 from fedtailor.messages import Message, Reply, largest
 from fedtailor.method import Server
+from fedtailor.server.evaluation import Evaluated
 from fedtailor.server.records import RoundRecord, failures, failures_in_words
 
 MAX_FAILED_ROUNDS = 3  # in a row, in which every participant failed
@@ -20,7 +21,11 @@ OUTLIER = 100  # times as large as the others' in the median: an upload that may
 
 
 class ClientFailure(UserWarning):
-    """A client was left out of a round."""
+    """A client was left out of a round, or was not measured in it."""
+
+
+class ClientNote(UserWarning):
+    """Something to know of a client that is no failure: it is back, or it tells no metrics."""
 
 
 class Failures:
@@ -30,7 +35,11 @@ class Failures:
         self.title, self.names, self.stop = title, names, stop
         self._most_rounds = min(MAX_FAILED_ROUNDS, rounds)
         self._failed_rounds = 0  # in a row
+        self._unmeasured_rounds = 0  # the same of evaluations
         self._told: set[str] = set()
+        self._lines = 0  # that were told
+        self._failed: set[int] = set()  # clients that failed in this round
+        self._away: set[int] = set()  # clients that failed without an exception when they were last asked: silent ones
         self._healthy: dict[str, float] = {}  # the largest numbers of all messages in rounds without a failure
         self._uploads: dict[int, dict[str, float]] = {}  # and of this round's uploads, by client
         self._suspect = ""  # the last upload that was far larger than the others'
@@ -54,31 +63,81 @@ class Failures:
             for of_client in sizes.values():
                 self._healthy |= {n: size for n, size in of_client.items() if size > self._healthy.get(n, 0.0)}
         self._find_suspect(round)
-        last = None
-        for client, reply in failed.items():
-            why = f"{reply.error}, because of what it was sent ({wrong[client]})" if client in wrong else reply.error
-            last = (why, reply.cause)
-            if why not in self._told:
-                self._told.add(why)
-                alike = [c for c in failed if failed[c].error == reply.error and wrong.get(c) == wrong.get(client)]
-                self._tell(round, alike, why, reply.cause, server)
+        faults = {
+            client: f"{reply.error}, because of what it was sent ({wrong[client]})" if client in wrong else reply.error
+            for client, reply in failed.items()
+        }
+        self._failed = set(failed)
+        for clients in self._news(faults, failed):
+            why, cause = faults[clients[0]], failed[clients[0]].cause
+            if self.stop:
+                raise FedtailorError(f"{self._who(round, clients)} failed: {why}.") from cause
+            self._tell(round, clients, f"left out: {why}", server)
         self._failed_rounds = self._failed_rounds + 1 if failed and len(failed) == len(messages) else 0
-        if last is not None and self._failed_rounds == self._most_rounds:
-            why, cause = last
+        if failed and self._failed_rounds == self._most_rounds:
+            last = max(failed)
             raise FedtailorError(
-                f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {why}."
-                + (" Training diverges: take a smaller --lr, or --clip 1." if "NaN" in why else "")
-            ) from cause
+                f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {faults[last]}."
+                + (" Training diverges: take a smaller --lr, or --clip 1." if "NaN" in faults[last] else "")
+            ) from failed[last].cause
         return list(wrong)
 
-    def _tell(self, round: int, clients: list[int], why: str, cause: BaseException | None, server: Server) -> None:
-        names = ", ".join(self.names[client] for client in clients)
-        who = f"{self.title}, round {round}: client{'s' if len(clients) > 1 else ''} {names}"
-        if self.stop:
-            raise FedtailorError(f"{who} failed: {why}.") from cause
-        message = f"{who} left out: {why}."
-        server.warnings[f"failure {len(self._told)} in round {round}"] = message
+    def close_evaluation(self, round: int, found: Evaluated, trained: Iterable[int], server: Server) -> None:
+        """Close a round's evaluation: name the clients that were not measured, and those that are back."""
+        failed = {client: reply for client, reply in found.replies.items() if reply.error}
+        # A silent client that was left out of the round is not named a second time in it.
+        new = {c: reply for c, reply in failed.items() if c not in self._failed or reply.cause is not None}
+        for clients in self._news({client: reply.error for client, reply in new.items()}, new):
+            why, cause = new[clients[0]].error, new[clients[0]].cause
+            if self.stop:
+                raise FedtailorError(f"The evaluation of {self._names(clients)} failed: {why}.") from cause
+            self._tell(round, clients, f"not measured: {why}", server)
+        for client in found.missing:
+            if client in found.replies and client not in failed:
+                message = f"Client {self.names[client]} tells no metrics: averages are of the others."
+                self._note(f"metrics of client {client}", message, server)
+        answered = {*trained, *(found.replies.keys() - failed.keys())}
+        if back := sorted((self._away & answered) - self._failed - failed.keys()):
+            self._away -= set(back)
+            are = "are" if len(back) > 1 else "is"
+            self._note(f"back in round {round}", f"{self._who(round, back)} {are} back.", server)
+        broken = failed and all(reply.cause is not None for reply in found.replies.values()) and not found.measured
+        self._unmeasured_rounds = self._unmeasured_rounds + 1 if broken else 0
+        if broken and self._unmeasured_rounds == self._most_rounds:
+            last = failed[max(failed)]
+            raise FedtailorError(
+                f"{self.title}: no client could be evaluated in {self._most_rounds} rounds in a row: {last.error}."
+            ) from last.cause
+
+    def _news(self, why: Mapping[int, str], failed: Mapping[int, Reply]) -> list[list[int]]:
+        """Group the clients that are to be named by their fault. An exception is told once a run, of whomever; a
+        client that only does not answer is named whenever it goes silent."""
+        news: dict[str, list[int]] = {}
+        for client, reply in failed.items():
+            gone = reply.cause is None and client not in self._away
+            if gone or why[client] not in self._told:
+                news.setdefault(why[client], []).append(client)
+        self._told |= news.keys()
+        self._away |= {client for client, reply in failed.items() if reply.cause is None}
+        return list(news.values())
+
+    def _names(self, clients: Sequence[int]) -> str:
+        return f"client{'s' if len(clients) > 1 else ''} {', '.join(self.names[client] for client in clients)}"
+
+    def _who(self, round: int, clients: Sequence[int]) -> str:
+        return f"{self.title}, round {round}: {self._names(clients)}"
+
+    def _tell(self, round: int, clients: Sequence[int], what: str, server: Server) -> None:
+        message = f"{self._who(round, clients)} {what}."
+        self._lines += 1
+        server.warnings[f"failure {self._lines} in round {round}"] = message
         warn(message, ClientFailure)
+
+    def _note(self, about: str, message: str, server: Server) -> None:
+        """Say something once a run."""
+        if about not in server.warnings:
+            server.warnings[about] = message
+            warn(message, ClientNote)
 
     def count(self, rounds: Sequence[RoundRecord]) -> None:
         """Say at the end how often clients failed, if a fault came again after it was told."""

@@ -14,20 +14,20 @@ from torch import Tensor
 from fedtailor.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
-from fedtailor.messages import NEVER, Measured, Message, Reply, Train, check_tensors, message_bytes
+from fedtailor.messages import NEVER, Message, Reply, Train, check_tensors, message_bytes
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.metric import ACCURACY, Metric
 from fedtailor.participation import Participation
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.evaluation import Evaluator, averages, early_stop
-from fedtailor.server.failures import ClientFailure, Failures
+from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
+from fedtailor.server.failures import ClientFailure, ClientNote, Failures
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.transport import Transport
 
-__all__ = ["ClientFailure", "Loop"]
+__all__ = ["ClientFailure", "ClientNote", "Loop"]
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Loop:
         self.rounds = self.directory.rounds()
         for record in self.rounds:
             self.server.warnings |= record.warnings
-        self.evaluator.remember(self.directory.clients())
+        self.evaluator.remember(self.directory.clients(), self.rounds)
         self.observations.cut(self.finished)
 
     def look(self, transport: Transport, sweep: bool = False) -> None:
@@ -132,27 +132,29 @@ class Loop:
                 check_tensors("the server's state", self.server.state)
         self.versions |= {client: reply.version for client, reply in replies.items() if reply.version != NEVER}
         transport.accept(list(replies))
-        measured: dict[int, Measured] = {}
+        found = Evaluated({}, [], {})
         if self.evaluator.due(number, self.experiment.rounds):
             with self._timed("evaluation"), self._at_the_server("evaluation"):
-                measured = self.evaluator.evaluate(self.server, self.versions, replies.values(), transport)
+                found = self.evaluator.evaluate(self.server, self.versions, replies.values(), transport)
+        self.failures.close_evaluation(number, found, replies, self.server)
         if number % self.experiment.observe_every == 0:
             with self._at_the_server("observe"):
                 self.observations.put(number, self.method.observe(self.server))
         up = {client: reply.bytes_up for client, reply in replies.items()}
         record = RoundRecord(
-            **vars(averages(measured, self.experiment.evaluation.average, self.metric)),
+            **vars(averages(found.measured, self.experiment.evaluation.average, self.metric)),
             round=number,
             participants=participants,
             failed=[client for client in participants if client not in replies],
             misled=misled,
+            missing=found.missing,
             warnings={about: self.server.warnings[about] for about in self.server.warnings if about not in known},
             bytes_down=sum(down.values()),
             bytes_up=sum(up.values()),
             differentiated=sum(reply.differentiated for reply in replies.values()),
             seconds=round(time.perf_counter() - begin, 4),
         )
-        self._record(record, ClientsRecord(round=number, results=measured, bytes_down=down, bytes_up=up))
+        self._record(record, ClientsRecord(round=number, results=found.measured, bytes_down=down, bytes_up=up))
         self.finished, self._round_complete = number, True
         return self.rounds[-1]
 

@@ -2,6 +2,9 @@
 
 experiment.toml    all settings: `fedtailor run experiment.toml` does it again
 about.json         the versions that made it, and the settings that decide its numbers
+federation.json    where clients are real sites: what they agreed on, and declared
+status.json        and who of them is there now
+job.json           and what came of the last job that ran it
 network.json       the layers of the network, body, head and frozen, and what a client uploads
 partition.json     every client's name and its training, validation and test samples by class; of a table, how its
                    columns became features
@@ -69,6 +72,9 @@ FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "observed", "t
 GROWING = ("rounds.jsonl", "clients.jsonl")
 BEGINNING = (
     "lock",
+    "federation.json",
+    "status.json",
+    "job.json",
     "partition.json",
     "network.json",
     "about.json",
@@ -242,7 +248,8 @@ class RunDirectory:
         if len(clients) < len(rounds):
             raise damaged(self.path / "clients.jsonl", f"it has {len(clients)} of {len(rounds)} rounds")
         known = len(partition.clients)
-        if any(client >= known for record in rounds for client in (*record.participants, *record.failed)):
+        lists = ((*record.participants, *record.failed, *record.missing) for record in rounds)
+        if any(client >= known for clients_of_round in lists for client in clients_of_round):
             raise damaged(self.path / "rounds.jsonl", "it names clients that do not exist")
         named = (
             client for record in clients for of in (record.results, record.bytes_up, record.bytes_down) for client in of

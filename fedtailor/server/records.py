@@ -52,7 +52,7 @@ class Averages(Record):
 
     `worst_decile` is the mean of the worst tenth of the clients, at least one, by the metric that decides; `std` is the
     standard deviation over clients of the same. Training metrics are weighted by samples: the objective Σ n_i/n f_i.
-    `evaluated` counts the clients with test samples.
+    `evaluated` counts the clients with test samples that were measured.
     """
 
     accuracy: float | None = None
@@ -92,12 +92,16 @@ class Averages(Record):
 
 @dataclass(kw_only=True)
 class RoundRecord(Averages):
-    """One round: its metrics, who took part and who failed, what it cost, and warnings by subject."""
+    """One round: its metrics, who took part and who failed, what it cost, and warnings by subject.
+
+    `missing` are the clients that should have been evaluated and were not: the averages are of the others.
+    """
 
     round: Count
     participants: list[Count]
     failed: list[Count] = field(default_factory=list)
     misled: list[Count] = field(default_factory=list)  # of those, the ones that failed because of what they were sent
+    missing: list[Count] = field(default_factory=list)
     warnings: dict[str, str] = field(default_factory=dict)
     bytes_down: Count
     bytes_up: Count
@@ -115,6 +119,11 @@ class RoundRecord(Averages):
     def bytes(self) -> int:
         """Up and down."""
         return self.bytes_up + self.bytes_down
+
+    @property
+    def of_clients(self) -> str:
+        """Say of how many clients the averages are: "of 3 of 4 clients", or "" if none is missing."""
+        return f"of {self.evaluated} of {self.evaluated + len(self.missing)} clients" if self.missing else ""
 
 
 @dataclass(kw_only=True)
@@ -191,13 +200,14 @@ SPLITS = ("train", "validation", "test")
 @dataclass(kw_only=True)
 class Partition(Record):
     """Every client's name and its samples by class, with checksums of the samples and of the initial vector. A sample
-    with several labels counts for each of them."""
+    with several labels counts for each of them. Sites do not tell their classes: rows are then one number, as they are
+    for a regression."""
 
     data: str
     classes: list[str]  # none for a regression
     clients: list[str]
     new: list[Count]  # clients that are held out from training
-    train: list[list[Count]]  # a row a client
+    train: list[list[Count]]  # a row a client, of a column for each class, or one
     validation: list[list[Count]]
     test: list[list[Count]]
     n_train: list[Count] = field(default_factory=list)  # each client's training samples
@@ -210,7 +220,8 @@ class Partition(Record):
     def from_json(cls, line: bytes) -> Self:
         record = super().from_json(line)
         clients, classes = len(record.clients), max(len(record.classes), 1)
-        if any([len(row) for row in getattr(record, split)] != [classes] * clients for split in SPLITS):
+        rows = [[len(row) for row in getattr(record, split)] for split in SPLITS]
+        if any(widths != [classes] * clients for widths in rows) and any(widths != [1] * clients for widths in rows):
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
@@ -222,6 +233,12 @@ class Partition(Record):
         if len(record.n_train) != clients:
             raise ValueError("it does not have every client's number of training samples")
         return record
+
+
+def counted_classes(partition: Mapping[str, Any]) -> list[str]:
+    """The classes by which a partition counts samples; none for a regression, and where sites do not tell them."""
+    classes: list[str] = partition["classes"]
+    return classes if all(len(row) == len(classes) for row in partition["train"]) else []
 
 
 @dataclass(kw_only=True)

@@ -80,8 +80,13 @@ class Candidate:
             report(self.title, self.rounds, rounds)
         self.seconds = (time.perf_counter() - begin) / max(1, rounds - before)
         loop = self.simulation.loop
-        measured = loop.evaluator.evaluate(loop.server, loop.versions, [], self.simulation.transport)
-        on_validation = {client: of_client["validation"] for client, of_client in measured.items()}
+        evaluated = loop.evaluator.evaluate(loop.server, loop.versions, [], self.simulation.transport)
+        for client in evaluated.missing:  # candidates are compared on the same clients
+            reply = evaluated.replies[client]
+            raise FedtailorError(
+                f"The evaluation of client {loop.names[client]} failed: {reply.error}."
+            ) from reply.cause
+        on_validation = {client: of_client["validation"] for client, of_client in evaluated.measured.items()}
         found = {client: self.metric.of(metrics) for client, metrics in on_validation.items()}
         self.values = {client: value for client, value in found.items() if value is not None}
         self.n_samples = {client: on_validation[client].n_samples for client in self.values}

@@ -8,7 +8,7 @@ from fedtailor.metric import LOSS, Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import SPLITS, Plain
 from fedtailor.studies.measures import client_values
-from fedtailor.studies.summary import Summary
+from fedtailor.studies.summary import Summary, missing_in_words
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class ClientTable:
     rows: tuple[ClientRow, ...]  # in the order of the clients' numbers
     seeds: int
     same: bool  # a name stands for the same samples with all seeds
+    missing: str = ""  # a note on clients that were not measured
 
     def shown(self, value: float | None) -> str:
         """Format a result."""
@@ -60,7 +61,7 @@ class ClientTable:
             said.append(f"Best for so many of {len(self.rows)} clients (equals count for each): {most}.")
         if not self.same:
             said.append("The partition differs from seed to seed: clients of the same name are averaged all the same.")
-        return " ".join(said)
+        return " ".join([*said, self.missing] if self.missing else said)
 
     def plain(self) -> Plain:
         """All numbers as JSON has them."""
@@ -87,16 +88,16 @@ def client_table(summary: Summary) -> ClientTable:
     metric = summary.metric if any(line.value is not None for line in summary.lines) else LOSS
     of_line = [_by_name(line.results, metric) for line in summary.lines]
     results = [result for line in summary.lines for result in line.results]
-    rows = []
+    rows, missing = [], {name for result in results for name in result.missing}
     for name, (train, test) in _samples(results).items():
-        if any(name in found for found in of_line):
+        if name in missing or any(name in found for found in of_line):
             own = tuple(found.get(name) for found in of_line)
             rows.append(ClientRow(name, train, test, own, _best(own, metric)))
     overall = tuple(line.loss if metric is LOSS else line.value for line in summary.lines)
     titles = tuple(line.title for line in summary.lines)
     same = len({_totals(result) for result in results}) == 1
     seeds = len({result.experiment.seed for result in results})
-    return ClientTable(metric, titles, overall, tuple(rows), seeds, same)
+    return ClientTable(metric, titles, overall, tuple(rows), seeds, same, " ".join(missing_in_words(summary.lines)))
 
 
 def _by_name(results: Sequence[RunResult], metric: Metric) -> dict[str, float]:

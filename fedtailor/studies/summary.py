@@ -11,7 +11,7 @@ from functools import cached_property
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, listed
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
 from fedtailor.metric import Metric
 from fedtailor.result import RunResult
@@ -64,6 +64,7 @@ class Line:
     speed_up: float | None = None  # in rounds to the target, over the slowest line that reaches it
     validation: float | None = None  # what settings are chosen by, more being better: mean over seeds
     chosen: bool | None = None  # by it, among the lines of the method; None if there is no choice
+    missing: float = 0.0  # clients that were not measured in the round that counts, mean over seeds
     p: float | None = None  # of the difference from the best line, corrected; None for the best itself
     best: bool = False
     second: bool = False
@@ -80,6 +81,15 @@ class Line:
     @property
     def finished(self) -> bool:
         return all(result.finished for result in self.results)
+
+    @property
+    def of_clients(self) -> str:
+        """Say of how many clients the metrics are, on average over seeds; "" if none is missing."""
+        counted = [record for result in self.results if (record := result.chosen())]
+        if not self.missing or not counted:
+            return ""
+        most = max(record.evaluated + len(record.missing) for record in counted)
+        return f"{round(most - self.missing, 1):g} of {most} clients"
 
     @property
     def like_best(self) -> bool:
@@ -263,6 +273,7 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         failed=fmean(len(result.failures) for result in results),
         failed_always=fmean(sum(f == n for f, n in result.failures.values()) for result in results),
         validation=_mean(results[0].metric.validation(record) if record else None for record in chosen),
+        missing=fmean(len(record.missing) if record else 0 for record in chosen),
     )
 
 
@@ -388,6 +399,7 @@ def _sentences(summary: Summary) -> Iterable[str]:
     yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
     if known := lines[0].results[0].known_for:
         yield known
+    yield from missing_in_words(lines)
     if summary.tuned is not None:
         yield f"Settings chosen on validation data ({summary.tuned})."
     if any(line.chosen for line in lines):
@@ -428,6 +440,17 @@ def _sentences(summary: Summary) -> Iterable[str]:
     if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     yield from _about_the_test(summary)
+
+
+def missing_in_words(lines: Sequence[Line]) -> Iterable[str]:
+    """Say which clients were not measured, and with which lines: their averages are of other clients."""
+    absent = {line.title: sorted({name for result in line.results for name in result.missing}) for line in lines}
+    named = [(title, "clients" if len(names) > 1 else "client", names) for title, names in absent.items() if names]
+    if said := "; ".join(f"{title}: {word} {listed(names)}" for title, word, names in named):
+        yield f"Not measured in the round that counts: {said}. These averages are of the other clients."
+    rounds = [bool(record.missing) for line in lines for result in line.results for record in result.rounds]
+    if any(rounds):
+        yield f"In {sum(rounds)} of {len(rounds)} rounds not all clients were measured."
 
 
 def target_text(summary: Summary) -> str:

@@ -26,7 +26,8 @@ def test_a_clients_data_are_slices_of_one_tensor() -> None:
     assert split.bounds.shape == (5, 4)
     assert split.bounds[0, 0] == 0
     assert split.bounds[-1, 3] == len(split.x) == len(split.y)
-    assert split.bounds[1:, 0].tolist() == split.bounds[:-1, 3].tolist()
+    gaps = split.bounds[1:, 0] - split.bounds[:-1, 3]  # up to the next 64-byte address
+    assert 0 <= int(gaps.min()) <= int(gaps.max()) < 16
     for client, (start, train, validation, test) in enumerate(split.bounds.tolist()):
         for (x, y), part in zip(
             (split.train(client), split.validation(client), split.test(client)),
@@ -180,7 +181,7 @@ def test_strides_say_channels_last_of_one_channel_too(dtype: torch.dtype) -> Non
 def test_features_are_only_cast() -> None:
     data = toy(50)
     split = federate(data, partition="iid", clients=2, pixels="signed", dtype=torch.float64)
-    assert sorted(split.x[:, 0].tolist()) == list(range(50))
+    assert sorted(torch.cat([split.client(client).x for client in range(2)])[:, 0].tolist()) == list(range(50))
     assert split.x.dtype == torch.float64
     assert split.y.dtype == torch.int64
 

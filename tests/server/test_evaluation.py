@@ -351,7 +351,7 @@ def test_a_loss_that_was_nan_is_nan_again_after_a_resume(regression: bool, tmp_p
 
 
 def test_a_client_without_samples_has_no_loss_after_a_resume_either() -> None:
-    evaluator = Evaluator(ft.Evaluation(model="local"), Lost(), [0, 1, 2], ["0", "1", "2"])
+    evaluator = Evaluator(ft.Evaluation(model="local"), Lost(), [0, 1, 2])
     results = {
         0: {"test": Metrics(loss=None, accuracy=0.1, n_samples=4), "validation": Metrics()},
         1: {"test": Metrics(loss=None, n_samples=4), "validation": Metrics(loss=0.5, n_samples=1)},
@@ -365,7 +365,7 @@ def test_a_client_without_samples_has_no_loss_after_a_resume_either() -> None:
 
 
 def test_other_models_are_measured_anew_after_a_resume() -> None:
-    evaluator = Evaluator(ft.Evaluation(), Lost(), [0], ["0"])
+    evaluator = Evaluator(ft.Evaluation(), Lost(), [0])
     evaluator.remember([ClientsRecord(round=1, results={0: {"test": Metrics(), "validation": Metrics()}})])
     assert evaluator.known == {}
 

@@ -351,7 +351,7 @@ class TestAMetricOfTheUsersOwn:
 
         held_out = regression("local", rounds=1).data.test(7)[1].numpy()
         with pytest.raises(ft.FedtailorError, match="evaluation of client 7 failed: ValueError: not on the 13th"):
-            ft.run("local", data=diabetes(), loss="mse", metric=unlucky, **SMALL)
+            ft.run("local", data=diabetes(), loss="mse", metric=unlucky, on_failure="stop", **SMALL)
 
     def test_one_that_is_not_defined_leaves_the_loss(self) -> None:
         result = ft.run("fedavg", data=diabetes(), loss="mse", metric=undefined, choose="best-test", **SMALL)

@@ -162,5 +162,9 @@ def test_an_evaluation_that_fails_names_its_cause(engine: dict[str, Any]) -> Non
             return message["theta"]
 
     with pytest.raises(ft.FedtailorError, match="The evaluation of client 2 failed: OutOfReagent: no light") as caught:
-        ft.run(Blind(), **SMALL, **engine)
+        ft.run(Blind(), **SMALL, **engine, on_failure="stop")
     assert isinstance(caught.value.__cause__, OutOfReagent)
+    with pytest.warns(ft.ClientFailure, match="Blind, round 1: client 2 not measured: OutOfReagent: no light") as said:
+        result = ft.run(Blind(), **SMALL, **engine)
+    assert len(said) == 1
+    assert all(record.missing == [2] for record in result.rounds)

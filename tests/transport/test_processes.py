@@ -46,7 +46,8 @@ def test_a_worker_that_dies_is_replaced_and_its_work_repeated(workers: int, tmp_
 
 
 def test_a_client_that_kills_every_worker_is_left_out() -> None:
-    with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+    left_out = "client 3 left out: its worker process died 3 times"
+    with pytest.warns(ft.ClientNote, match="round 3: client 3 is back"), pytest.warns(ft.ClientFailure, match=left_out):
         result = ft.run(Deadly(), engine="processes", workers=2, **SMALL)
     assert [record.failed for record in result.rounds] == [[], [3], []]
 
@@ -188,7 +189,8 @@ class Stuck(ft.Method):
 @pytest.mark.parametrize("engine", [{"engine": "auto", "workers": 1}, {"engine": "processes", "workers": 2}])
 def test_a_client_that_never_answers_is_left_out_at_the_deadline(engine: dict[str, Any], tmp_path: Path) -> None:
     expected = r"round 2: client 3 left out: it did not answer within 1\.5 s\."
-    with within(30), pytest.warns(ft.ClientFailure, match=expected):
+    back = pytest.warns(ft.ClientNote, match=r"round 3: client 3 is back\.")
+    with within(30), back, pytest.warns(ft.ClientFailure, match=expected):
         result = ft.run(Stuck(note=str(tmp_path / "note")), deadline=1.5, **engine, **SMALL)
     assert [record.failed for record in result.rounds] == [[], [3], []]
     assert result.rounds[1].seconds < 10
@@ -197,10 +199,15 @@ def test_a_client_that_never_answers_is_left_out_at_the_deadline(engine: dict[st
     assert gone(processes)
 
 
-def test_an_evaluation_that_never_ends_is_an_error_at_the_deadline(tmp_path: Path) -> None:
+def test_an_evaluation_that_never_ends_is_missing_at_the_deadline(tmp_path: Path) -> None:
+    stuck = Stuck(where="personal_model", note=str(tmp_path / "note"))
     expected = r"The evaluation of client 3 failed: it did not answer within 1\.5 s\."
     with within(30), pytest.raises(ft.FedtailorError, match=expected):
-        ft.run(Stuck(where="personal_model", note=str(tmp_path / "note")), deadline=1.5, workers=2, **SMALL)
+        ft.run(stuck, deadline=1.5, workers=2, on_failure="stop", **SMALL)
+    expected = r"client 3 not measured: it did not answer within 1\.5 s\."
+    with within(30), pytest.warns(ft.ClientFailure, match=expected), pytest.warns(ft.ClientNote, match="3 is back"):
+        result = ft.run(stuck, deadline=1.5, workers=2, **SMALL)
+    assert [record.missing for record in result.rounds] == [[], [3], []]
 
 
 def test_a_deadline_changes_no_number() -> None:
@@ -239,7 +246,8 @@ class Haunted(ft.Method):
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_dead_worker_is_noticed_though_what_it_forked_holds_its_pipe(apart: bool, tmp_path: Path) -> None:
     method = Haunted(note=str(tmp_path / "note"), apart=apart)
-    with within(15), pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+    left_out, back = "client 3 left out: its worker process died 3 times", "round 3: client 3 is back"
+    with within(15), pytest.warns(ft.ClientNote, match=back), pytest.warns(ft.ClientFailure, match=left_out):
         result = ft.run(method, engine="processes", workers=2, **SMALL)
     assert [record.failed for record in result.rounds] == [[], [3], []]
     left = set(map(int, (tmp_path / "note").read_text().split()))

@@ -1,0 +1,12 @@
+"""What the doctor says."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something unsafe: which check found it, what is wrong, and how to mend it."""
+
+    check: str
+    what: str
+    mend: str

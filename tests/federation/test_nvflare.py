@@ -1,0 +1,28 @@
+"""A federation over NVFlare, with mutual TLS on loopback: two sites, from kits to model files."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtailor.runs import load
+from tests.federation.loopback import Deployed, impossible
+from tests.federation.parts import close_metrics, same_server, tables
+
+needs_nvflare = pytest.mark.skipif(find_spec("nvflare") is None, reason="NVFlare is not installed")
+needs_namespace = pytest.mark.skipif(bool(impossible()), reason=impossible() or "possible")
+
+
+@needs_nvflare
+@needs_namespace
+def test_two_sites_from_kits_to_model_files(tmp_path: Path) -> None:
+    with Deployed(tmp_path, tables(("north", "south")), rounds=3) as federation:
+        federation.start_sites()
+        federation.start_driver()
+        federation.wait_for_end()
+    real, simulated = load(federation.directory), federation.simulated()
+    assert same_server(real.simulation, simulated.simulation)
+    assert close_metrics(real, simulated)
+    for number in range(2):
+        assert torch.equal(federation.personal(number, real), simulated.simulation.personal_model(number))
