@@ -284,7 +284,7 @@ class Experiment(_Strict):
         "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
     address: str | None = Field(
-        None, description="host:port of a Ray cluster's head, for --engine ray [Ray is started on this machine]"
+        None, description="host:port of a Ray cluster's head [--engine ray starts Ray on this machine]"
     )
     workers: int | None = Field(
         None, ge=1, le=1000, description="worker processes [as many as cores, or as the cluster has CPUs]"

@@ -292,16 +292,16 @@ def test_a_run_of_python_objects_is_left_to_python(call: Call) -> None:
 
 
 def test_ctrl_c(run: ft.RunResult, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedtailor.deploy.exporting
+    import fedtailor.deploy.describing
 
-    write = fedtailor.deploy.exporting.write_model
+    write = fedtailor.deploy.describing.write_model
 
     def interrupted(stem: Path, *rest: Any) -> Any:
         if stem.name == "client-2":
             raise KeyboardInterrupt
         return write(stem, *rest)
 
-    monkeypatch.setattr(fedtailor.deploy.exporting, "write_model", interrupted)
+    monkeypatch.setattr(fedtailor.deploy.describing, "write_model", interrupted)
     answer = call("export", "runs/ditto", "--to", "models")
     assert (answer.code, answer.err) == (130, "Interrupted: 2 of 4 models are in models.\n")
     assert len(contents(Path("models"))) == 4

@@ -120,6 +120,15 @@ class Deployed(Federation):
         """Run `fedtailor deploy run`."""
         self._start("driver", "deploy", "run", str(self.root / "federation.toml"), **environment)
 
+    def start_server(self, directory: Path) -> None:
+        """Start the server as a service that stays, and wait until it listens."""
+        log, plan = self.root / "server.log", self.root / "federation.toml"
+        words = ("-m", "fedtailor.federation.nvflare.launch", "server", str(self.root / "kits" / "server" / "kit"))
+        given = {"HOME": str(self._home), "FEDTAILOR_PLAN": str(plan), "FEDTAILOR_RUN": str(directory)}
+        before = log.stat().st_size if log.exists() else 0
+        self.running["server"] = self._network.start(sys.executable, *words, log=log, **given)
+        wait_for(lambda: "Server started" in self.said("server")[before:], 60, "the start of the server")
+
     def _start(self, name: str, *words: str, **environment: str) -> None:
         log = self.root / f"{name}.log"
         self.running[name] = self._network.start(

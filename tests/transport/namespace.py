@@ -25,7 +25,7 @@ def inside(*command: str) -> subprocess.CompletedProcess[str]:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=600,
+            timeout=1800,
         )
 
 

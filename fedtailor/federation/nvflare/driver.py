@@ -18,7 +18,7 @@ from fedtailor.errors import FedtailorError, listed
 from fedtailor.federation.coordinator import STATUS
 from fedtailor.federation.nvflare.admin import Admin, Unreachable
 from fedtailor.federation.nvflare.job import PLAN, RUN, read_note, write_job
-from fedtailor.federation.nvflare.launch import launch
+from fedtailor.federation.nvflare.launch import check_kit, launch
 from fedtailor.federation.nvflare.processes import end
 from fedtailor.federation.plan import read_plan
 from fedtailor.files import make_directory
@@ -48,6 +48,8 @@ class Driver:
         self.plan = read_plan(plan_file)
         self.plan_file, self.directory, self.kit = plan_file, run, server_kit
         self.tell, self.show = tell, show
+        check_kit(server_kit, "server", self.plan.server)
+        check_kit(admin_kit, "admin", self.plan.admin)
         self._admin = Admin(admin_kit, self.plan.admin)
         self._server: subprocess.Popen[bytes] | None = None
         self._own = self._reached = False  # whether the server is ours, and has answered since it was started
@@ -97,7 +99,7 @@ class Driver:
             return
         with open(self.kit / LOG, "ab") as log:
             environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
-            self._server = launch("server", self.kit, log, **environment)
+            self._server = launch("server", self.plan.server, self.kit, log, **environment)
         self.tell("The server was started again." if self._own else f"The server listens on port {self.plan.port}.")
         self._own, self._reached = True, False
 
@@ -158,7 +160,8 @@ class Driver:
 
     def _watch(self, job: str, sites: Sequence[str]) -> str:
         """Watch a job until it ends or must end; say why. The empty text: all rounds are done."""
-        submitted, asked, at_work = time.monotonic(), time.monotonic(), dict[str, bool]()
+        submitted, asked = time.monotonic(), time.monotonic()
+        took_part, gone = set[str](), set[str]()
         while True:
             self._look()
             note = read_note(self.directory)
@@ -172,7 +175,7 @@ class Driver:
             if self._server and self._server.poll() is not None:
                 return "the server's process ended"
             if not state and time.monotonic() - submitted > START:
-                return "the job did not start"
+                return self._not_started()
             if time.monotonic() - asked < ASK:
                 continue
             asked = time.monotonic()
@@ -183,25 +186,28 @@ class Driver:
                 now = self._admin.at_work(job)
             except Unreachable:
                 continue
-            gone = [site for site in sites if at_work.get(site) and now.get(site) is False]
-            if back or gone:
-                return f"{listed(back or gone)} came back"
-            at_work |= now
+            took_part |= {site for site in now if now[site]}
+            before, gone = gone, {site for site in took_part if now.get(site) is False}
+            if returned := back or sorted(gone & before):  # twice: at its end, a job ends at the sites first
+                return f"{listed(returned)} came back"
 
     def _ended_by_flare(self, job: str) -> str:
         """Say why a job ended of which its controller has not said so."""
         time.sleep(LOOK)
         note = read_note(self.directory)
         if not note or note.job != job:
-            if not self._own:
-                raise FedtailorError(
-                    f"The server that runs already does not write to {self.directory}: end it, or start it with "
-                    f"{RUN} set to this directory and {PLAN} to the plan."
-                )
-            return "the job did not start"
+            return self._not_started()
         if note.state in ("refused", "failed"):
             raise FedtailorError(note.reason)
         return "" if note.state == "finished" else note.reason or "a process of the job ended"
+
+    def _not_started(self) -> str:
+        if not self._own:
+            raise FedtailorError(
+                f"The server that runs already does not write to {self.directory}: end it, or start it with {RUN} set "
+                f"to this directory and {PLAN} to the plan."
+            )
+        return "the job did not start"
 
     def _end(self, job: str, gently: bool = False) -> None:
         """Have a job ended, or let it end by itself, and wait for it."""

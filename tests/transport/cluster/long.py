@@ -1,10 +1,14 @@
 """More of the engine ray: `make test-cluster` runs these tests, in a network of their own."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -13,12 +17,13 @@ from torch.nn import functional
 
 import fedtailor as ft
 from fedtailor.messages import Train
+from fedtailor.methods import CATALOGUE
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport.ray_actors import Actor
 from fedtailor.transport.ray_parcels import LARGE, pack_sites
 from fedtailor.transport.ray_session import connected
-from tests.transport.cluster.looking import SMALL, check_same
-from tests.transport.cluster.methods import Net
+from tests.transport.cluster.looking import SMALL, actors, check_same, gone, plain, processes
+from tests.transport.cluster.methods import Deadly, Net
 from tests.transport.faults import OutOfReagent, Raising
 from tests.transport.place import Pretended
 
@@ -126,3 +131,61 @@ def test_a_script_whose_method_is_in_main(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert found.stdout == "same\n", found.stderr
     assert all("Failed to determine local IP" in line for line in found.stderr.splitlines())  # there is none
+
+
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_every_method_has_the_same_bits(method: str, engine: dict[str, Any]) -> None:
+    settings = {**SMALL, "epochs": 1, "participation": 0.5, "keep_momentum": True, "momentum": 0.5}
+    check_same(ft.run(method, **engine, **settings), ft.run(method, engine="in-process", **settings))
+
+
+def test_samples_that_are_read_when_a_batch_needs_them(engine: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", random.normal(size=(600, 13)).astype("float32"))
+    np.save(tmp_path / "y.npy", random.integers(3, size=600))
+    settings: dict[str, Any] = {"data": tmp_path, "clients": 4, "model": "mlp:8", "rounds": 2}
+    check_same(ft.run("fedper", **engine, **settings), ft.run("fedper", engine="in-process", **settings))
+
+
+def test_a_client_that_kills_every_worker_is_left_out(engine: dict[str, Any]) -> None:
+    with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+        result = ft.run(Deadly(), **engine, **SMALL)
+    assert [record.failed for record in result.rounds] == [[], [3], []]
+
+
+def test_idle_actors_that_die_are_no_clients_fault(engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them: each may cost one attempt, and no request goes from one dead actor to the next."""
+    monkeypatch.setattr("fedtailor.transport.workers.ATTEMPTS", 2)
+
+    def kill(record: RoundRecord) -> None:
+        for number in actors():
+            os.kill(number, signal.SIGKILL)
+
+    check_same(ft.run("fedavg", workers=2, on_round=kill, **engine, **SMALL), plain())
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    before, out = processes(), tmp_path / "run"
+    options = ["--clients", "6", "--rounds", "1000", "--checkpoint-every", "3", "--engine", "ray", "--workers", "1"]
+    command = [sys.executable, "-m", "fedtailor", "run", "ditto", *options, "--out", str(out)]
+
+    def hear_interrupts() -> None:  # also where the tests themselves run in the background, deaf to Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, preexec_fn=hear_interrupts, **pipes) as run:
+        deadline = time.monotonic() + 120
+        while not (out / "rounds.jsonl").exists() or (out / "rounds.jsonl").read_text().count("\n") < 5:
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        run.send_signal(how)
+        _, errors = run.communicate(timeout=60)
+    if how == signal.SIGKILL:
+        assert run.returncode == -signal.SIGKILL
+    else:
+        assert run.returncode == 130
+        assert f"fedtailor resume {out}" in errors.replace("\n", "")
+    assert gone(processes() - before, 120)  # two of Ray's own look for their server for a minute
+    assert len(ft.load(out).rounds) < 1000

@@ -24,8 +24,8 @@ def actors() -> set[int]:
     return found
 
 
-def gone(processes: set[int]) -> bool:
-    deadline = time.monotonic() + 20
+def gone(processes: set[int], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{number}").exists() for number in processes):
             return True
