@@ -81,7 +81,7 @@ def test_numbers_of_samples_are_shown_without_classes(federation: Federation, tm
     assert "commonest class" not in figure.caption
     assert in_order(result) == [0, 1, 2]
     rows = client_table(summarize([result])).rows
-    assert [(row.name, row.n_train) for row in rows] == [("north", 42), ("south", 63), ("west", 84)]
+    assert [(row.name, row.n_train) for row in rows] == [("north", 40), ("south", 65), ("west", 89)]
     report = prepare(read_runs([federation.root / "run"]))
     clusters = next(figure for figure in report.figures if figure.title == "Who is in which cluster")
     assert "by class" not in clusters.caption
