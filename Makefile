@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test test-sites fuzz bench notebooks hospitals format clean
+.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks hospitals format clean
 
 setup: .venv/ready
 
@@ -30,6 +30,9 @@ test: setup
 
 test-sites: setup
 	$(BIN)/pytest -m sites
+
+test-cluster: setup
+	$(BIN)/python -m tests.transport.namespace tests/transport/cluster/short.py tests/transport/cluster/long.py
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed 0 --seconds 600

@@ -24,7 +24,7 @@ from fedtailor.schedule import RateSchedule
 DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "stratify", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "group", "split_column", "columns",
-    "preprocessing", "separator", "decimal", "encoding", "image_size",
+    "preprocessing", "rare", "separator", "decimal", "encoding", "image_size",
 )  # fmt: skip
 # What may be said of a table, such as a CSV file.
 TABLE_SETTINGS = (
@@ -39,7 +39,7 @@ EXECUTION_ONLY = {
 SEARCH = {"lr": "0.001..1:log"}
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(
-    name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing")
+    name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing", "rare")
 )
 
 
@@ -165,6 +165,12 @@ class Experiment(_Strict):
         description="how the numbers of a table are standardised: by the mean and the deviation that all clients agree "
         "on, by each client's own, or not at all",
     )
+    rare: int = Field(
+        1,
+        ge=1,
+        le=MOST,
+        description="what fewer of a client's training samples have is not declared: values of a category, and columns",
+    )
     separator: str | None = Field(None, description="the separator of a CSV file: a character, or tab [found out]")
     decimal: str | None = Field(None, description="the decimal mark of a CSV file, . or , [found out]")
     encoding: str | None = Field(None, description="the encoding of a CSV file [found out]")
@@ -278,7 +284,7 @@ class Experiment(_Strict):
         "sites-in-memory: apart from each other and from the server, with letters between as across a network",
     )
     address: str | None = Field(
-        None, description="the Ray cluster: host:port, or auto for the one of this machine [started for the run]"
+        None, description="host:port of a Ray cluster's head [--engine ray starts Ray on this machine]"
     )
     workers: int | None = Field(
         None, ge=1, le=1000, description="worker processes [as many as cores, or as the cluster has CPUs]"
@@ -370,6 +376,7 @@ class Settings(TypedDict, total=False):
     split_column: str | None
     columns: str | Mapping[str, str] | None
     preprocessing: Literal["federated", "per-client", "none"]
+    rare: int
     separator: str | None
     decimal: str | None
     encoding: str | None

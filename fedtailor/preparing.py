@@ -311,6 +311,7 @@ def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessi
         pixels=experiment.pixels,
         labels=experiment.labels,
         preprocessing=table or experiment.preprocessing,
+        rare=experiment.rare,
         dtype=getattr(torch, experiment.dtype),
     )
 

@@ -29,6 +29,7 @@ SLOW = (
     "tests/test_testing.py",
     "tests/test_wall.py",
     "tests/transport/test_processes.py",
+    "tests/transport/test_ray.py",
 )
 KEPT = (  # of these, all the same
     "tests/methods/test_fedacs.py",

@@ -249,7 +249,7 @@ def adapt(
     epochs: Annotated[int, typer.Option(min=1, metavar="K", help="epochs of fine-tuning")] = 5,
     onnx: Onnx = False,
     overwrite: Overwrite = False,
-    engine: Annotated[str, typer.Option(help="where clients run", metavar="auto|in-process|processes")] = "auto",
+    engine: Annotated[str, typer.Option(help="where clients run", metavar="auto|in-process|processes|ray")] = "auto",
     workers: Annotated[
         int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]", show_default=False)
     ] = None,

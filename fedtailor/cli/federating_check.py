@@ -96,7 +96,9 @@ def _show_data(found: "Preview") -> None:
     _say(f"1. Found in {visible(found.data)} (this part stays here)", "bold")
     split = ""
     if hello:
-        split = f": {hello.train:,} for training, {hello.validation:,} for validation, {hello.test:,} for testing"
+        own = any(one.kind == "split" for one in findings.columns)
+        split = f": {hello.train:,} for training, {hello.validation:,} for validation, {hello.test:,} for testing, "
+        split += "as the split column says" if own else "by a hash of each row"
     _say(f"{findings.rows:,} rows{split}.")
     if findings.classes:
         often = list(findings.classes.items())

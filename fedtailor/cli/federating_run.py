@@ -80,9 +80,9 @@ def status(plan: PlanFile, to: RunDir = None) -> None:
         raise FedtailorError(f"There is no run in {directory} yet: start it with `fedtailor deploy run {plan}`.")
     if (directory / "experiment.toml").is_file():
         out.print(Watched(directory).look())
-    _line(f"Phase: {found['phase']}. Rounds: {found['round']} of {content.terms().rounds}.")
+    out.print(f"Phase: {visible(found['phase'])}, round {found['round']} of {content.terms().rounds}", highlight=False)
     for site, why in found["sites"].items():
-        _line(f"  {site}: {why}")
+        out.print(f"  {visible(site)}: {visible(why)}", highlight=False, soft_wrap=True)
 
 
 def start(

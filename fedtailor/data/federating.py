@@ -38,7 +38,8 @@ def federate(
     new_clients: int = 0,
     pixels: Literal["unit", "signed"] = "unit",
     labels: Literal["shared", "own"] = "shared",
-    preprocessing: How | Preprocessing = "federated",
+    preprocessing: How | Preprocessing | None = "federated",
+    rare: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> FederatedData:
     """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
@@ -51,9 +52,10 @@ def federate(
     `split="hash"` goes by the content of each sample alone (or by its group), so that new samples move no others.
 
     `preprocessing` makes features of a table's columns, with the constants that all training clients agree on, those of
-    each client, none, or those of an earlier federation.
+    each client, none, or those of an earlier federation. None declares the facts of each client and leaves the cells as
+    they are. What fewer than `rare` of a client's training samples have is not declared.
     """
-    _check_options(test, validation, split, min_samples, max_train, pixels, seed)
+    _check_options(test, validation, split, min_samples, max_train, pixels, seed, rare)
     units, first = dataset.units()
     strata = strata_of(dataset, units, first, stratify)
     official = dataset.own_split if split is None else split == "official"
@@ -84,10 +86,10 @@ def federate(
     x: Inputs = dataset.x[order]
     table: dict[str, Any] = {}
     if dataset.columns:
-        x, table = _features(dataset, dataset.cells[order], bounds, new, preprocessing)
+        x, table = _features(dataset, dataset.cells[order], bounds, new, preprocessing, rare)
     federated = FederatedData(
         name=dataset.name,
-        x=as_inputs(x, pixels, dtype),
+        x=x if dataset.columns and preprocessing is None else as_inputs(x, pixels, dtype),
         y=dataset.y[order].to(dtype) if dataset.y.is_floating_point() else dataset.y[order],
         bounds=bounds,
         classes=dataset.classes,
@@ -100,15 +102,19 @@ def federate(
 
 
 def _features(
-    dataset: Dataset, x: Tensor, bounds: Tensor, new: frozenset[int], how: How | Preprocessing
+    dataset: Dataset, x: Tensor, bounds: Tensor, new: frozenset[int], how: How | Preprocessing | None, rare: int
 ) -> tuple[Tensor, dict[str, Any]]:
     """Make features of a table's columns. Only the training samples of training clients decide about the constants."""
     raw, places = x.numpy(), bounds.tolist()
-    declared = tuple(facts(raw[start:trained], dataset.columns) for start, trained, _, _ in places)
-    given = isinstance(how, Preprocessing)
+    declared = tuple(facts(raw[start:trained], dataset.columns, rare) for start, trained, _, _ in places)
+    if how is None:
+        return x, {"facts": declared, "notes": dataset.notes}
     training = [own for client, own in enumerate(declared) if client not in new]
     agreed = how if isinstance(how, Preprocessing) else agree(training, how, dataset.ignored)
-    raw, notes = match(agreed, raw, dataset.columns, dataset.name, strict=given)
+    trained = np.zeros(len(raw), dtype=bool)
+    for start, end, _, _ in places:
+        trained[start:end] = isinstance(how, Preprocessing)  # others are of this training
+    raw, notes = match(agreed, raw, dataset.columns, dataset.name, trained, rare)
     check_size(dataset.name, 8 * len(raw) * agreed.n_features)
     if agreed.how == "per-client":
         each = zip(declared, places, strict=True)
@@ -150,6 +156,7 @@ def _check_options(
     max_train: int | None,
     pixels: str,
     seed: int,
+    rare: int,
 ) -> None:
     if split not in (None, *(known := ("merge", "official", "hash"))):
         raise unknown("split", split, known)
@@ -160,6 +167,8 @@ def _check_options(
             f"A test fraction of {test} and a validation fraction of {validation} leave nothing to train on: "
             "give fractions from 0 that sum to less than 1."
         )
+    if rare < 1:
+        raise FedtailorError(f"rare is {rare}: give 1 for all values, or more.")
     if min_samples < 0 or seed < 0:
         raise FedtailorError(f"min_samples ({min_samples}) and seed ({seed}) must not be negative: give 0 or more.")
     if max_train is not None and max_train < 1:

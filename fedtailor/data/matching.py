@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.data.columns import Column
@@ -13,13 +14,19 @@ from fedtailor.errors import FedtailorError, listed, shown
 
 
 def match(
-    table: Preprocessing, x: Floats, columns: Sequence[Column], name: str, strict: bool = True
+    table: Preprocessing,
+    x: Floats,
+    columns: Sequence[Column],
+    name: str,
+    strict: bool | NDArray[np.bool_] = True,
+    rare: int = 1,
 ) -> tuple[Floats, list[str]]:
     """Put the samples of the data set `name` into the columns of a preprocessing, categories with its numbers.
 
     Return the samples, in which -1 is a value that training did not have, and notes for the user.
 
-    `strict` refuses missing cells in columns in which training had none.
+    `strict` refuses missing cells in columns in which training had none, of all samples or of some. Values that fewer
+    than `rare` training samples of each client have are not named.
     """
     places = {column.name: place for place, column in enumerate(columns)}
     _check_names(table, list(places), name)
@@ -33,12 +40,14 @@ def match(
             )
         absent = np.isnan(values)
         if absent.any() and not ours.missing:
-            notes.append(_missing(ours, int(absent.sum()), int(absent.argmax()), name, strict))
+            _refuse_missing(ours, absent & strict, name)
+            notes.append(_missing(ours, int(absent.sum()), name))
         if ours.kind == "category":
             number = {value: code for code, value in enumerate(ours.values)}
             codes = np.array([number.get(value, -1) for value in theirs.values], dtype=np.float64)
             values[~absent] = codes[values[~absent].astype(np.int64)]
-            notes += _unseen(ours, int((values == -1).sum()), [v for v in theirs.values if v not in number], name)
+            strange = [value for value in theirs.values if value not in number]
+            notes += _unseen(ours, int((values == -1).sum()), strange, name, rare)
     return matched, notes
 
 
@@ -85,21 +94,26 @@ def _check_names(table: Preprocessing, given: list[str], name: str) -> None:
         )
 
 
-def _missing(column: PreparedColumn, count: int, first: int, name: str, strict: bool) -> str:
-    if strict:
+def _refuse_missing(column: PreparedColumn, missing: NDArray[np.bool_], name: str) -> None:
+    if missing.any():
         raise FedtailorError(
-            f"{name!r} has nothing in column {shown(column.name)} in {count} samples, the first is sample {first}: "
-            "training had no missing cells there, so fill them in."
+            f"{name!r} has nothing in column {shown(column.name)} in {missing.sum()} samples, the first is sample "
+            f"{missing.argmax()}: training had no missing cells there, so fill them in."
         )
+
+
+def _missing(column: PreparedColumn, count: int, name: str) -> str:
     instead = "the mean" if column.kind == "number" else "none of its values"
     return (
         f"In {name}, cells of {shown(column.name)} are missing ({count}), but not in training: they count as {instead}."
     )
 
 
-def _unseen(column: PreparedColumn, count: int, strange: list[str], name: str) -> Iterator[str]:
+def _unseen(column: PreparedColumn, count: int, strange: list[str], name: str, rare: int) -> Iterator[str]:
+    known = f": {listed(strange[:3])}{', …' if len(strange) > 3 else ''}"
+    what, known = ("that are rare in training, or not there", "") if rare > 1 else ("that training did not have", known)
     if count:
         yield (
-            f"In {name}, cells of {shown(column.name)} have values that training did not have ({count} cells: "
-            f"{listed(strange[:3])}{', …' if len(strange) > 3 else ''}): they count as none of its values."
+            f"In {name}, cells of {shown(column.name)} have values {what} ({count} cells{known}): they count as none "
+            "of its values."
         )

@@ -5,7 +5,7 @@ Numbers are standardised and categories one-hot encoded by scikit-learn's transf
 the agreed constants. All that is here is plain data: it is part of a run's record and of every model file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import isfinite, sqrt
 from typing import Any, Literal, Self
@@ -31,11 +31,11 @@ class ColumnFacts(_Plain):
 
     name: str
     kind: Kind
-    count: int = Field(ge=0, description="cells that are not missing")
+    count: int = Field(ge=0, description="cells that are not missing; 0 for numbers that are rare")
     missing: int = Field(ge=0, description="cells that are")
     mean: float = 0.0
     squares: float = Field(0.0, ge=0, description="sum of squares about the mean")
-    values: tuple[str, ...] = Field((), description="of a category, sorted")
+    values: tuple[str, ...] = Field((), description="of a category, sorted, without rare ones")
 
 
 Facts = tuple[ColumnFacts, ...]
@@ -155,19 +155,20 @@ class Preprocessing(_Plain):
         return Preprocessing(how=self.how, columns=tuple(columns), ignored=self.ignored)
 
 
-def facts(x: Floats, columns: Sequence[Column]) -> Facts:
-    """Compute what a client declares of its training samples."""
-    return tuple(_facts(values, column) for values, column in zip(x.T, columns, strict=True))
+def facts(x: Floats, columns: Sequence[Column], rare: int = 1) -> Facts:
+    """Compute what a client declares of its training samples: nothing that fewer than `rare` of them have."""
+    return tuple(_facts(values, column, rare) for values, column in zip(x.T, columns, strict=True))
 
 
-def _facts(values: Floats, column: Column) -> ColumnFacts:
+def _facts(values: Floats, column: Column, rare: int) -> ColumnFacts:
     present = values[~np.isnan(values)]
     counts: dict[str, Any] = {"count": len(present), "missing": len(values) - len(present)}
     if column.kind == "category":
-        found = tuple(sorted(column.values[code] for code in np.unique(present).astype(np.int64)))
+        codes, times = np.unique(present, return_counts=True)
+        found = tuple(sorted(column.values[code] for code in codes[times >= rare].astype(np.int64)))
         return ColumnFacts(name=column.name, kind="category", values=found, **counts)
-    if not len(present):
-        return ColumnFacts(name=column.name, kind="number", **counts)
+    if len(present) < max(rare, 1):
+        return ColumnFacts(name=column.name, kind="number", count=0, missing=counts["missing"])
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(present.mean())
         away = present - mean
@@ -184,17 +185,40 @@ def _too_large(column: str) -> FedtailorError:
 def agree(
     declared: Sequence[Facts], how: How = "federated", ignored: Sequence[str] = (), names: Sequence[str] = ()
 ) -> Preprocessing:
-    """Make the constants of a federation from what its clients declare. Columns go by name, in the first's order."""
-    named = [{column.name: column for column in theirs} for theirs in declared]
-    kinds = {column.name: column.kind for column in declared[0]}
-    for client, theirs in enumerate(declared):
-        if sorted((column.name, column.kind) for column in theirs) != sorted(kinds.items()):
-            who = [names[number] if names else f"client {number}" for number in (client, 0)]
-            raise FedtailorError(
-                f"{who[0][:1].upper()}{who[0][1:]} declares other columns than {who[1]}: all need the same."
-            )
-    merged = [_merged([theirs[name] for theirs in named]) for name in kinds]
+    """Make the constants of a federation from what its clients declare.
+
+    Columns go by name, in the order of the first client. `names` are those of the clients in errors.
+    """
+    names = names or [f"client {client}" for client in range(len(declared))]
+    tables = [{column.name: column for column in theirs} for theirs in declared]
+    for client, (name, table) in enumerate(zip(names, tables, strict=True)):
+        who = name[:1].upper() + name[1:]
+        if len(table) < len(declared[client]):
+            raise FedtailorError(f"{who} declares a column twice: name each differently.")
+        _check_columns(table, tables[0], who, names[0])
+    merged = [_merged([table[column] for table in tables]) for column in tables[0]]
     return Preprocessing(how=how, columns=tuple(_prepared(one, how) for one in merged), ignored=tuple(ignored))
+
+
+def _check_columns(theirs: Mapping[str, ColumnFacts], first: Mapping[str, ColumnFacts], who: str, one: str) -> None:
+    """Refuse columns that are not those of the first client."""
+    for name, column in first.items():
+        kind, ignored = (shown(f"{name}={what}") for what in (column.kind, "ignore"))
+        if name not in theirs:
+            raise FedtailorError(
+                f"{who} has no column {shown(name)}, which {one} has: add it there, or say columns {ignored} for all."
+            )
+        if theirs[name].kind != column.kind:
+            raise FedtailorError(
+                f"{who} has {shown(name)} as a {theirs[name].kind}, but {one} as a {column.kind}: say columns "
+                f"{kind}, or {ignored}, for all."
+            )
+    if strange := [name for name in theirs if name not in first]:
+        ignored = shown(f"{strange[0]}=ignore")
+        raise FedtailorError(
+            f"{who} has a column {shown(strange[0])}, which {one} does not have: say columns {ignored} there, or add "
+            "it to the others."
+        )
 
 
 def _merged(declared: Sequence[ColumnFacts]) -> ColumnFacts:
@@ -229,9 +253,9 @@ def _prepared(column: ColumnFacts, how: How) -> PreparedColumn:
                 "leave that setting out."
             )
         return PreparedColumn(name=column.name, kind="number")
+    if not (column.values if column.kind == "category" else column.count):
+        raise FedtailorError(f"The column {name} is empty, or rare, in the training samples of all clients: ignore it.")
     if column.kind == "category":
-        if not column.values:
-            raise FedtailorError(f"The column {name} is empty in all training samples: ignore it.")
         return PreparedColumn(name=column.name, kind="category", values=column.values, missing=column.missing > 0)
     return PreparedColumn(
         name=column.name, kind="number", mean=column.mean, scale=_scale(column), missing=column.missing > 0

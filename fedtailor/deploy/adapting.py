@@ -133,8 +133,9 @@ def _ask(
     message = simulation.loop.method.broadcast(simulation.server)
     sites = Sites.at(federated, terms, None)
     replies: dict[int, Reply] = {}
-    kind = "in-process" if terms.debug else where.engine
-    with closing(make_transport(kind, sites, where.workers, terms.initial.device.type == "cpu")) as transport:
+    kind, on_cpu = "in-process" if terms.debug else where.engine, terms.initial.device.type == "cpu"
+    address = where.address if kind == "ray" else None
+    with closing(make_transport(kind, sites, where.workers, on_cpu, None, address)) as transport:
         for reply in transport.ask([Adapt(simulation.finished, client, message) for client in clients]):
             client = reply.clients[0]
             if reply.error:

@@ -78,6 +78,8 @@ class Coordinator:
                 run.start()
 
             def each_round(record: Any) -> None:
+                for number in record.failed:
+                    self.status.failed(self.plan.sites[number], record.round)
                 self.status.phase("round", record.round)
                 if on_round:
                     on_round(record)
@@ -242,6 +244,11 @@ class Status:
         if self._sites.get(name) != (now := why or "present"):
             self._sites[name] = now
             self._write()
+
+    def failed(self, name: str, round: int) -> None:
+        """Say that a site is there and could not do its work."""
+        if self._sites.get(name) == "present":
+            self.site(name, f"it failed in round {round}: its own log says why")
 
     def _write(self) -> None:
         make_directory(self._out)

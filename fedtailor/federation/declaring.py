@@ -48,8 +48,8 @@ def _kinds(site: SiteFile, plan: Plan, path: str) -> dict[str, str] | None:
     return {**dict.fromkeys(header, "ignore"), **kinds}
 
 
-def split(dataset: Dataset, experiment: Experiment, table: How | Preprocessing) -> FederatedData:
-    """Split a site's samples, and make features of its columns."""
+def split(dataset: Dataset, experiment: Experiment, table: How | Preprocessing | None) -> FederatedData:
+    """Split a site's samples, and make features of its columns; None leaves these as they are."""
     return federate(
         dataset,
         partition="natural",
@@ -60,6 +60,7 @@ def split(dataset: Dataset, experiment: Experiment, table: How | Preprocessing) 
         pixels=experiment.pixels,
         labels=experiment.labels,
         preprocessing=table,
+        rare=experiment.rare,
         dtype=getattr(torch, experiment.dtype),
     )
 
@@ -67,7 +68,7 @@ def split(dataset: Dataset, experiment: Experiment, table: How | Preprocessing) 
 def declare(site: SiteFile, plan: Plan, dataset: Dataset, salt: bytes) -> Hello:
     """Declare a site's data: all that leaves of them before the first round. `salt` is a secret of the site's."""
     experiment = plan.terms()
-    data = split(dataset, experiment, experiment.preprocessing)
+    data = split(dataset, experiment, None)  # others may know columns that are empty or rare here
     start, trained, validated, end = data.places[0]
     own, classes = experiment.labels == "own", _classes(dataset, plan, site.name)
     return Hello(

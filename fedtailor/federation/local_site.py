@@ -171,6 +171,7 @@ class LocalSite:
         experiment, answering = self._run(letter.text("run"))
         sites, round = answering.sites, letter.number("round")
         sites.store.recall(self.number, letter.number("accepted"))
+        sites.store.at(self.number, letter.number("accepted"))  # refuses if it is lost
         theta = sites.personal_model(self.number, round, dict(letter.tensors))
         measured = sites.site(self.number).measure(theta)
         stem = self.site.private / "models" / answering.run

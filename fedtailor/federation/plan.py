@@ -93,8 +93,9 @@ class Plan(FileOf):
 
     def terms(self) -> Experiment:
         """The complete experiment. Its samples are split by a hash of each: a new row never moves another."""
-        given = {"data": self.name, "partition": "natural"}
-        return make_experiment({**self.experiment, **given, "clients": len(self.sites)})
+        usual = {"checkpoint_every": 1}  # a round costs all sites their work: none is done twice
+        given = {"data": self.name, "partition": "natural", "split": "hash", "rare": self.privacy.rare}
+        return make_experiment({**usual, **self.experiment, **given, "clients": len(self.sites)})
 
     def number(self, site: str) -> int:
         """A site's number in the federation."""

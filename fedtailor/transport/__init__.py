@@ -51,11 +51,10 @@ def make_transport(
     address: str | None = None,
 ) -> Transport:
     """Make the transport of this name; `auto` takes worker processes where there is more than one core for them, or a
-    deadline in seconds for each request: only another process can be stopped. `address` is that of a Ray cluster."""
-    if engine == "ray":
+    deadline in seconds for each request: only another process can be stopped. Where the `address` of a Ray cluster is
+    given, it takes that."""
+    if engine == "ray" or (engine == "auto" and address is not None):
         return _make_actors(sites, workers, on_cpu, deadline, address)
-    if engine == "auto" and address is not None:
-        raise FedtailorError("An address is that of a Ray cluster: give --engine ray with it.")
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
     if engine == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,11 @@ from typing import Any
 import ray
 import torch
 
-from fedtailor.errors import FedtailorError, brief, warn
+from fedtailor.errors import FedtailorError, brief, shown, warn
 from fedtailor.transport.workers import cores
 from fedtailor.version import __version__
 
+CONNECTING = 10.0  # seconds to reach a cluster's head
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -27,7 +29,9 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
         return
     with ExitStack() as stack:
         settings: dict[str, Any] = {"address": address or "local"}
-        if settings["address"] == "local":
+        if settings["address"] != "local":
+            _check_address(settings["address"])
+        else:
             directory = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="fedtailor-ray-", ignore_cleanup_errors=True)
             )
@@ -37,21 +41,35 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
             with _quiet(), _own_signals():
                 ray.init(**settings, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # of many kinds
-            raise FedtailorError(f"Ray cannot be reached at {settings['address']}: {brief(error)}.") from error
+            raise FedtailorError(f"Ray cannot be started or reached: {brief(error)}.") from error
         stack.callback(ray.shutdown)
         yield
 
 
+def _check_address(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or "/" in host:
+        raise FedtailorError(f"The address {shown(address)} is not that of a Ray cluster's head: write host:port.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECTING).close()
+    except (OSError, OverflowError) as error:
+        raise FedtailorError(f"There is no Ray cluster at {address}: {brief(error)}.") from None
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have Ray collect no statistics and print nothing but errors, unless the environment says otherwise."""
-    added = [name for name in QUIET if name not in os.environ]
-    os.environ |= {name: QUIET[name] for name in added}
+    """Have Ray collect no statistics and warn of nothing, unless the environment says otherwise. What it writes (a
+    token, logs) is for this user alone."""
+    before, mask = dict(os.environ), os.umask(0o077)
+    os.environ |= {name: value for name, value in QUIET.items() if name not in before}
     try:
         yield
     finally:
-        for name in added:
+        os.umask(mask)
+        for name in os.environ.keys() - before.keys():
             del os.environ[name]
+        os.environ |= before
 
 
 @contextmanager

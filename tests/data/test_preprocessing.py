@@ -180,17 +180,128 @@ def test_what_training_did_not_have_counts_as_nothing_and_is_said() -> None:
     assert [note for note in again.notes if "'income'" in note and "count as the mean" in note]
 
 
-def test_columns_are_agreed_on_by_their_names() -> None:
-    one, other = facts(rows(10), COLUMNS), facts(rows(12), COLUMNS)
-    assert agree([one, other[::-1]]) == agree([one, other])
+def test_columns_go_by_name_in_the_order_of_the_first_client() -> None:
+    x = rows(30)
+    declared = [facts(part, COLUMNS) for part in (x[:10], x[10:20], x[20:])]
+    assert agree([declared[0], declared[1][::-1], (*declared[2][3:], *declared[2][:3])]) == agree(declared)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda own: own[1:],
+            "Site b has no column 'age', which site a has: add it there, or say columns 'age=ignore'",
+        ),
+        (
+            lambda own: (*own, own[0].model_copy(update={"name": "agee"})),
+            "Site b has a column 'agee', which site a does not have: say columns 'agee=ignore' there, or add",
+        ),
+        (
+            lambda own: (ColumnFacts(name="age", kind="category", count=1, missing=0, values=("old",)), *own[1:]),
+            "Site b has 'age' as a category, but site a as a number: say columns 'age=number', or",
+        ),
+        (lambda own: (*own, own[0]), "Site b declares a column twice: name each differently"),
+    ],
+)
+def test_other_columns_are_refused_with_the_clients_name(change: Any, said: str) -> None:
+    one = facts(rows(10), COLUMNS)
+    with pytest.raises(FedtailorError, match=said):
+        agree([one, one, change(one)], names=["site a", "site c", "site b"])
+    with pytest.raises(FedtailorError, match=said.replace("Site b", "Client 1").replace("site a", "client 0")):
+        agree([one, change(one)])
+
+
+# --- what is rare ---
+
+CANARY = "canary-7f3"
+BIRD = 8_675_309.25  # another one, in a column of numbers
+
+
+def with_canaries(times: int) -> Dataset:
+    """Some of client 0's rows have a ward of their own, and a number in a column that is empty elsewhere."""
+    x = np.hstack([rows(200), np.full((200, 1), np.nan)])
+    x[0 : 4 * times : 4, 1] = 3
+    x[0 : 4 * times : 4, 6] = BIRD
+    x[1::4, 6] = 5.0  # client 1's
+    ward = Column("ward", "category", (*COLUMNS[1].values, CANARY))
+    return data(x, (COLUMNS[0], ward, *COLUMNS[2:], Column("bird", "number")))
+
+
+@pytest.mark.parametrize("preprocessing", ["federated", "per-client", None])
+def test_what_is_rare_is_in_no_facts_and_no_preprocessing(preprocessing: Any) -> None:
+    options: dict[str, Any] = {"partition": "natural", "test": 0, "validation": 0, "preprocessing": preprocessing}
+    for times, rare, told in ((4, 5, False), (5, 5, True), (1, 1, True), (1, 2, False)):
+        split = federate(with_canaries(times), rare=rare, **options)
+        written = [str([one.model_dump() for one in own]) for own in split.facts] + [str(split.preprocessing)]
+        assert any(CANARY in text for text in written) == told
+        assert any(str(BIRD) in text for text in written) == told
+        assert not any(CANARY in note for note in split.notes)
+        assert split.facts[0][6].count == (times if told else 0)
+        plain = federate(with_canaries(times), **options)
+        assert split.facts[0][2:6] == plain.facts[0][2:6]  # all else is told
+        assert split.facts[2:] == plain.facts[2:]
+
+
+def test_samples_with_a_rare_value_have_none_of_the_values() -> None:
+    split = federate(with_canaries(2), partition="natural", test=0, validation=0, rare=3, dtype=torch.float64)
+    assert split.preprocessing is not None
+    wards = [place for place, name in enumerate(split.preprocessing.feature_names) if name.startswith("ward=")]
+    assert (split.client(0).x[:, wards].sum(1) == 0).sum() == 2
+    assert (split.client(1).x[:, wards].sum(1) == 1).all()
+    bird = split.client(0).x[:, split.preprocessing.feature_names.index("bird")]
+    assert bird[bird != 0].tolist() == [BIRD - 5] * 2  # with what others declare
+    assert [
+        note for note in split.notes if "'ward' have values that are rare in training, or not there (2 cells)" in note
+    ]
+
+
+def test_what_is_rare_everywhere_is_refused() -> None:
+    options: dict[str, Any] = {"partition": "natural", "test": 0, "validation": 0}
+    x = rows(200)
+    x[:, 5] = np.nan
+    x[:3, 5] = 1.0
+    with pytest.raises(FedtailorError, match="The column 'constant' is empty, or rare, in the training samples of all"):
+        federate(data(x), rare=2, **options)
+    assert federate(data(x), rare=1, **options).preprocessing
+    codes = rows(200)
+    columns = (COLUMNS[0], Column("ward", "category", tuple(f"{k:03}" for k in range(200))), *COLUMNS[2:])
+    codes[:, 1] = np.arange(200)
+    with pytest.raises(FedtailorError, match="The column 'ward' is empty, or rare, in the training samples of all"):
+        federate(data(codes, columns), rare=2, **options)
+    assert federate(data(codes, columns), rare=2, preprocessing=None, **options).facts[0][1].values == ()
+    with pytest.raises(FedtailorError, match="rare is 0: give 1 for all values, or more"):
+        federate(data(x), rare=0)
+
+
+def test_a_site_joins_the_table_that_it_has_agreed_on() -> None:
+    """With cells that are missing in held-out samples alone, and rare values, as a simulation would take it."""
+    x = rows(200)
+    x[:, 0] = np.nan_to_num(x[:, 0], nan=50.0)
+    columns = (COLUMNS[0], Column("ward", "category", (*COLUMNS[1].values, CANARY)), *COLUMNS[2:])
+    x[0, 1] = 3
+    options: dict[str, Any] = {"partition": "natural", "split": "official", "validation": 0, "rare": 4}
+    part = torch.tensor([0, 0, 0, 0, 2, 2, 2, 2] * 25, dtype=torch.uint8)
+    x[6, 0] = np.nan  # client 2 is not trained with it
+    whole = replace(data(x, columns), part=part)
+    together = federate(whole, **options)
+    mine = whole.client == 2
+    own = replace(
+        whole,
+        x=whole.cells[mine],
+        y=whole.y[mine],
+        part=part[mine],
+        client=whole.client[mine],  # type: ignore[index]
+    )
+    own = replace(own, client=torch.zeros(50, dtype=torch.int64), client_names=("c",))
+    alone = federate(own, preprocessing=together.preprocessing, **options)
+    assert torch.equal(alone.client(0).x, together.client(2).x)
+    assert alone.facts[0] == together.facts[2]
+    with pytest.raises(FedtailorError, match="'own' has nothing in column 'age' in 1 samples"):
+        federate(replace(own, part=torch.zeros_like(own.part)), preprocessing=together.preprocessing, **options)  # type: ignore[arg-type]
 
 
 def test_facts_that_cannot_be_agreed_on() -> None:
-    one = facts(rows(10), COLUMNS)
-    with pytest.raises(FedtailorError, match="Client 1 declares other columns than client 0"):
-        agree([one, one[1:]])
-    with pytest.raises(FedtailorError, match=r"^Site Hill declares other columns than site Lake"):
-        agree([one, (*one, one[0])], names=["site Lake", "site Hill"])
     huge = np.array([[1e300], [-1e300]])
     with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
         agree([facts(huge, COLUMNS[:1])])

@@ -152,7 +152,7 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
         (strange, {"partitoin": "iid"}, "no setting of new data 'partitoin': did you mean 'partition'"),
         (strange, {"pixels": "signed"}, "no setting of new data 'pixels'"),
         (strange, {"epochs": 0}, "fine-tune for at least 1"),
-        (strange, {"engine": "ray"}, "The setting 'engine' is 'ray'"),
+        (strange, {"engine": "spark"}, "The setting 'engine' is 'spark'"),
     ):
         with pytest.raises(ft.FedtailorError, match=said):
             ft.adapt(result, data=data, to=tmp_path / "out", **settings)

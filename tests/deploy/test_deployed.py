@@ -147,9 +147,11 @@ def test_a_deployed_run_is_shown_as_others(words: tuple[str, ...], deployed: Fed
     assert "ditto" in answer.out
 
 
-def test_a_deployed_run_is_reported_beside_a_simulation(deployed: Federation, call: Call) -> None:
-    deployed.simulated(out="simulated")
-    answer = call("report", deployed.root / "run", "simulated", "--out", "report.html")
+def test_deployed_runs_of_the_same_sites_are_reported_side_by_side(tmp_path: Path, call: Call) -> None:
+    for method in ("ditto", "fedavg"):
+        federation = Federation(tmp_path, method=method)
+        Coordinator(federation.plan, tmp_path / method, InMemory(federation.sites())).run()
+    answer = call("report", "ditto", "fedavg", "--out", "report.html")
     assert (answer.code, answer.err) == (0, ""), answer
     page = Path("report.html").read_text()
-    assert all(name in page for name in NAMES)
+    assert all(name in page for name in (*NAMES, "ditto", "fedavg"))

@@ -112,17 +112,28 @@ class Deployed(Federation):
         for name in self.data:
             self.start_site(name)
 
-    def start_site(self, name: str) -> None:
+    def start_site(self, name: str, **environment: str) -> None:
         """Run `fedtailor site start`."""
-        self._start(name, "site", "start", str(self.root / name / "site.toml"))
+        self._start(name, "site", "start", str(self.root / name / "site.toml"), **environment)
 
-    def start_driver(self) -> None:
+    def start_driver(self, **environment: str) -> None:
         """Run `fedtailor deploy run`."""
-        self._start("driver", "deploy", "run", str(self.root / "federation.toml"))
+        self._start("driver", "deploy", "run", str(self.root / "federation.toml"), **environment)
 
-    def _start(self, name: str, *words: str) -> None:
+    def start_server(self, directory: Path) -> None:
+        """Start the server as a service that stays, and wait until it listens."""
+        log, plan = self.root / "server.log", self.root / "federation.toml"
+        words = ("-m", "fedtailor.federation.nvflare.launch", "server", str(self.root / "kits" / "server" / "kit"))
+        given = {"HOME": str(self._home), "FEDTAILOR_PLAN": str(plan), "FEDTAILOR_RUN": str(directory)}
+        before = log.stat().st_size if log.exists() else 0
+        self.running["server"] = self._network.start(sys.executable, *words, log=log, **given)
+        wait_for(lambda: "Server started" in self.said("server")[before:], 60, "the start of the server")
+
+    def _start(self, name: str, *words: str, **environment: str) -> None:
         log = self.root / f"{name}.log"
-        self.running[name] = self._network.start(sys.executable, "-c", COMMAND, *words, log=log, HOME=str(self._home))
+        self.running[name] = self._network.start(
+            sys.executable, "-c", COMMAND, *words, log=log, HOME=str(self._home), **environment
+        )
 
     def said(self, name: str) -> str:
         """What a command has printed."""

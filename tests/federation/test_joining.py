@@ -12,6 +12,7 @@ import torch
 from fedtailor.agreement import read_agreement
 from fedtailor.errors import FedtailorError
 from fedtailor.letters import FAULTS, Letter, read_letter
+from fedtailor.server.failures import ClientFailure
 from fedtailor.transport.channel import InMemory
 from tests.federation.parts import Federation, Recorded, close_metrics, heard, same_server, table, tables
 
@@ -105,7 +106,7 @@ def test_a_column_that_one_site_never_filled(tmp_path: Path) -> None:
     data = tables()
     data["south"]["f1"] = float("nan")
     federation = Federation(tmp_path, data, plan={"features": dict.fromkeys(["f0", "f1", "f2"], "number")})
-    assert federation.run().finished == 3
+    assert len(federation.run().rounds) == 3
 
 
 def test_balanced_classes_are_counted_at_the_sites(tmp_path: Path) -> None:
@@ -136,19 +137,41 @@ def test_a_regression(tmp_path: Path) -> None:
 
 
 def test_a_silent_site_is_left_out_and_comes_back(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rounds=6, checkpoint_every=2)
+    federation = Federation(tmp_path, method="ditto", rounds=6, checkpoint_every=2)
 
     def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
         return "it is not connected" if site == "south" and round in (2, 3) else answer
 
     with heard() as said:
         real = federation.run(Recorded(federation.sites(), away))
-    left, back = said
-    assert left == "PGFed, round 2: client south left out: it is not connected."
-    assert back == "PGFed, round 4: client south is back."
+    left, back, _ = said  # and at the end, how often
+    assert left == "Ditto, round 2: client south left out: it is not connected."
+    assert back == "Ditto, round 4: client south is back."
     assert [record.failed for record in real.rounds] == [[], [1], [1], [], [], []]
-    assert [record.missing for record in real.rounds] == [[], [1], [1], [], [], []]
-    assert real.simulation.loop.versions == {0: 6, 1: 6, 2: 6}
+    assert not any(record.missing for record in real.rounds)  # the site's own model is still that of round 1
+
+
+def test_a_silent_site_is_missing_where_the_model_is_shared(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="fedavg", rounds=4)
+
+    def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
+        return "it is not connected" if site == "south" and round in (2, 3) else answer
+
+    with heard():
+        real = federation.run(Recorded(federation.sites(), away))
+    assert [record.missing for record in real.rounds] == [[], [1], [1], []]
+    assert [record.evaluated for record in real.rounds] == [3, 2, 2, 3]
+
+
+def test_a_silent_site_steps_on_from_its_own_state(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=4)
+
+    def away(site: str, kind: str, round: int, answer: bytes) -> bytes | str:
+        return "it is not connected" if site == "south" and round == 3 else answer
+
+    with heard():
+        real = federation.run(Recorded(federation.sites(), away))
+    assert real.simulation.loop.versions == {0: 4, 1: 4, 2: 4}
 
 
 @pytest.mark.parametrize("killed", ["the coordinator", "all sites", "both"])
@@ -218,7 +241,7 @@ def test_a_lost_state_is_refused_in_one_sentence(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=3)
     federation.run()
     more = Federation(tmp_path, rounds=3)
-    assert more.run().finished == 3  # finished: nothing to do
+    assert len(more.run().rounds) == 3  # nothing is left to do
     states = next((tmp_path / "south" / "private" / "runs").iterdir()) / "states"
     lost = states.rename(tmp_path / "lost")
     sites = federation.sites()
@@ -233,6 +256,34 @@ def test_a_lost_state_is_refused_in_one_sentence(tmp_path: Path) -> None:
         path.rename(states / path.name.replace("client-2", "client-1"))
     fault = read_letter(federation.sites()["south"].answer(letter)).header["fault"]
     assert fault in ("state", "work")
+
+
+def test_a_site_that_lost_its_state_is_named_and_writes_no_model(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, method="ditto", rounds=4, checkpoint_every=1)
+
+    def stop(record: Any) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(on_round=stop)
+    (next((tmp_path / "south" / "private" / "runs").iterdir()) / "states").rename(tmp_path / "lost")
+    said: list[str] = []
+
+    def look(record: Any) -> None:
+        said.append(json.loads((tmp_path / "run" / "status.json").read_text())["sites"]["south"])
+
+    with pytest.warns(ClientFailure) as warned:
+        federation.run(on_round=look)
+    assert "client south left out: the state that the server asks for is not there" in str(warned[0].message)
+    assert said == [f"it failed in round {round}: its own log says why" for round in (3, 4)]
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["phase"] == "incomplete"
+    assert status["sites"]["south"].startswith(
+        "it has no model file yet: the state that the server asks for is not there"
+    )
+    assert not (tmp_path / "south" / "private" / "models").exists()
+    assert len(list((tmp_path / "west" / "private" / "models").iterdir())) == 2
 
 
 def work_letter(run: str, **header: Any) -> bytes:
@@ -262,4 +313,4 @@ def test_all_sites_must_be_there_at_the_beginning(tmp_path: Path) -> None:
     sites = {name: site for name, site in federation.sites().items() if name != "west"}
     with pytest.raises(FedtailorError, match=r"1 of 3 sites did not join: west: it is not connected\."):
         federation.run(InMemory(sites))
-    assert federation.run().finished == 3
+    assert len(federation.run().rounds) == 3

@@ -19,7 +19,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.federation.kits import Sent, approve, doctor, install, make_kits, request_kit
 from fedtailor.federation.kits.certificates import fingerprint_of, read_certificate
 from fedtailor.federation.kits.exchange import make_request
-from fedtailor.federation.kits.policies import SERVER_CLASSES, SITE_CLASSES
+from fedtailor.federation.kits.policies import GUARD, ROSTER, SERVER_CLASSES, SITE_CLASSES
 from fedtailor.federation.plan import read_plan
 from fedtailor.federation.site_file import read_site
 from tests.cli.calling import Call, call, done, refusal
@@ -247,6 +247,13 @@ def test_policies(way: str, request: pytest.FixtureRequest, joined: Path) -> Non
         assert "/tmp" not in (kit / "local" / "resources.json").read_text()
         assert not list(kit.rglob("*.sh"))
         assert not (kit / "local" / "authorization.json.default").exists()
+
+
+def test_the_classes_that_jobs_may_name_are_there() -> None:
+    from nvflare.fuel.utils.class_loader import load_class
+
+    for path in (*SITE_CLASSES, *SERVER_CLASSES, GUARD, ROSTER):
+        assert isinstance(load_class(path), type)
 
 
 def test_refusals(coordinator: Path, joined: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

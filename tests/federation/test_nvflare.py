@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.deploy.model_file import load_model
 from fedtailor.runs import load
 from tests.federation.loopback import Deployed, impossible
 from tests.federation.parts import close_metrics, same_server, tables

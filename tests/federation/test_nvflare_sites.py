@@ -1,5 +1,7 @@
 """Federations over NVFlare that take minutes (`make test-sites`): processes killed in turn, and the same bits."""
 
+import os
+import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,12 +84,36 @@ def test_a_silent_site_is_left_out_and_comes_back(tmp_path: Path) -> None:
         federation.wait_for_end()
         assert "west takes part" in federation.said("west")
     real = load(federation.directory)
+    told = re.findall(r"Round (\d+) of 40", federation.said("driver"))
+    assert [int(number) for number in told] == list(range(1, 41))  # none was done twice
     left_out = [record.round for record in real.rounds if record.failed]
     assert left_out
     assert all(record.failed == [2] for record in real.rounds if record.failed)
     assert left_out[-1] < 40
     assert real.simulation.loop.versions[2] == 40
     assert (tmp_path / "west" / "private" / "models").is_dir()
+
+
+def test_a_late_answer_is_dropped(tmp_path: Path) -> None:
+    """A site that takes too long misses rounds, and takes part again, with the same job."""
+    with Deployed(tmp_path, rounds=30, plan={"deadline": 15.0}) as federation:
+        federation.start_sites()
+        federation.start_driver()
+        federation.wait_for_round(3)
+        worker = federation.find("west", WORKER)
+        os.kill(worker, signal.SIGSTOP)
+        wait_for(
+            lambda: '"failed": [2]' in (federation.directory / "rounds.jsonl").read_text(), 60, "a round without west"
+        )
+        os.kill(worker, signal.SIGCONT)
+        federation.wait_for_end()
+        assert federation.said("driver").count("The run goes on") == 0
+    real = load(federation.directory)
+    failed = [record.round for record in real.rounds if record.failed]
+    assert failed == list(range(failed[0], failed[-1] + 1))
+    assert 3 < failed[0] <= failed[-1] < 30
+    assert real.simulation.loop.versions == dict.fromkeys(range(3), 30)
+    assert "west left out: it did not answer within 15 s" in str(real.rounds[failed[0] - 1].warnings)
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -98,13 +124,32 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         server = federation.find("driver", SERVER)
         federation.running["driver"].send_signal(signal.SIGINT)
         assert federation.running["driver"].wait(60) == 130
+        stopped = federation.rounds
         assert "the same command goes on" in federation.said("driver")
         assert not Path(f"/proc/{server}").exists()
         federation.start_driver()
         federation.wait_for_end()
+        assert f"Round {stopped + 1} of 12" in federation.said("driver")
+        assert f"Round {stopped} of 12" not in federation.said("driver").split("the same command")[1]
         for name in federation.data:
             process = federation.running[name]
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
             assert "Ended. The same command goes on." in federation.said(name)
+    check_against_simulation(federation)
+
+
+def test_a_server_that_runs_already_is_used_and_not_ended(tmp_path: Path) -> None:
+    with Deployed(tmp_path, rounds=2) as federation:
+        federation.start_sites()
+        federation.start_server(tmp_path / "elsewhere")
+        federation.start_driver()
+        assert federation.running["driver"].wait(200) == 2
+        assert "does not write to" in federation.said("driver")
+        federation.kill_all("server")
+        federation.start_server(federation.directory)
+        federation.start_driver()
+        federation.wait_for_end()
+        assert "The server runs already." in federation.said("driver")
+        assert federation.running["server"].poll() is None
     check_against_simulation(federation)

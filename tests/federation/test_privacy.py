@@ -17,20 +17,24 @@ TEXT = "CANARY-7731"
 
 
 def with_canary() -> dict[str, Any]:
-    """Tables of which one row has a canary in every column but the label."""
+    """Tables of which three rows have a canary in every column but the label: one at least is for training."""
     data = tables()
     for column in data["south"]:
         if column != "label":
-            data["south"].loc[7, column] = NUMBER if column.startswith("f") else TEXT
+            data["south"].loc[7:9, column] = NUMBER if column.startswith("f") else TEXT
     return data
+
+
+def forms() -> list[bytes]:
+    """The canaries as a file may have them: as text, and as numbers."""
+    return [TEXT.encode(), b"98765.4", struct.pack("<d", NUMBER), struct.pack("<f", NUMBER)]
 
 
 def found(channel: Recorded, run: Path) -> list[str]:
     """The places where a canary is: in answers, or in files of the server."""
-    forms = [TEXT.encode(), b"98765.4", struct.pack("<d", NUMBER), struct.pack("<f", NUMBER)]
     places = {f"answer {n} of {site}": answer for n, (site, answer) in enumerate(channel.answers)}
     places |= {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    return [place for place, content in places.items() if any(form in content for form in forms)]
+    return [place for place, content in places.items() if any(form in content for form in forms())]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pgfed", "pflego", "fedacs"])

@@ -4,25 +4,29 @@
 them: they have process numbers of their own too.
 """
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENTER = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-ALONE = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+ALONE = ["sh", "-c", 'ip link set lo up && "$@"; exit $?', "sh"]  # the shell stays, as the parent of orphans
 
 
-def inside(*command: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """Run a command in a namespace of its own."""
-    return subprocess.run(
-        [*ENTER, *ALONE, *command],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=timeout,
-    )
+def inside(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a namespace of its own, with a home directory of its own."""
+    with tempfile.TemporaryDirectory() as home:
+        return subprocess.run(
+            [*ENTER, *ALONE, *command],
+            cwd=ROOT,
+            env={**os.environ, "HOME": home},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=1800,
+        )
 
 
 def why_not() -> str | None:

@@ -80,6 +80,8 @@ def _received(answers: SimpleQueue[Answer], client_task: ClientTask, fl_ctx: FLC
     code, letter = result.get_return_code(), result.get(TASK)
     if code == ReturnCode.OK and isinstance(letter, bytes):
         answers.put((client_task.client.name, letter))
+    elif code == ReturnCode.TASK_ABORTED:  # the job is being ended, at the sites first
+        answers.put((client_task.client.name, None))
     else:
         failed = code == ReturnCode.EXECUTION_EXCEPTION
         answers.put((client_task.client.name, "its worker process failed" if failed else "it sent no letter"))

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError
 from fedtailor.federation.nvflare.job import SITE
-from fedtailor.federation.nvflare.launch import identity, launch
+from fedtailor.federation.nvflare.launch import launch
 from fedtailor.federation.nvflare.processes import end
 from fedtailor.federation.site_file import LOG, SiteFile, read_site
 from fedtailor.files import make_directory
@@ -29,9 +28,6 @@ def stay_connected(path: Path, tell: Callable[[str], None]) -> None:
     """Take part in a federation with what a site's file says, until Ctrl-C."""
     file = read_site(path)
     plan, kit = file.read_plan(), file.path(file.kit)
-    name, _ = identity(kit, "client")
-    if name != file.name:
-        raise FedtailorError(f"The kit in {kit} is that of {name!r}, and the site's file says {file.name!r}.")
     make_directory(file.private)
     tell(f"{file.name} takes part in {plan.name}. What happens is in {file.private / LOG}; Ctrl-C ends it.")
     news = Follow(file.private / LOG)
@@ -57,7 +53,7 @@ def stay_connected(path: Path, tell: Callable[[str], None]) -> None:
 
 def _start(path: Path, file: SiteFile, kit: Path) -> "subprocess.Popen[bytes]":
     with open(file.private / OUTPUT, "wb") as log:
-        return launch("client", kit, log, **{SITE: str(path.resolve())})
+        return launch("client", file.name, kit, log, **{SITE: str(path.resolve())})
 
 
 class Follow:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from fedtailor.errors import FedtailorError, listed
 from fedtailor.federation.coordinator import STATUS
 from fedtailor.federation.nvflare.admin import Admin, Unreachable
 from fedtailor.federation.nvflare.job import PLAN, RUN, read_note, write_job
-from fedtailor.federation.nvflare.launch import launch
+from fedtailor.federation.nvflare.launch import check_kit, launch
 from fedtailor.federation.nvflare.processes import end
 from fedtailor.federation.plan import read_plan
 from fedtailor.files import make_directory
@@ -28,6 +27,7 @@ LOOK = 0.5  # seconds from look to look at the run directory
 ASK = 3.0  # and from question to question to the server
 START = 120.0  # seconds for a submitted job to start
 END = 60.0  # and for one to end
+SAVE = 10.0  # and to save its last round, which is all that Ctrl-C waits for
 FRUITLESS = 5  # jobs in a row without a finished round: something is wrong
 JOB = "fedtailor"  # the name of a job's folder
 LOG = "nvflare.log"
@@ -48,25 +48,20 @@ class Driver:
         self.plan = read_plan(plan_file)
         self.plan_file, self.directory, self.kit = plan_file, run, server_kit
         self.tell, self.show = tell, show
+        check_kit(server_kit, "server", self.plan.server)
+        check_kit(admin_kit, "admin", self.plan.admin)
         self._admin = Admin(admin_kit, self.plan.admin)
         self._server: subprocess.Popen[bytes] | None = None
         self._own = self._reached = False  # whether the server is ours, and has answered since it was started
         self._job: str | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether all rounds are done, and the sites were asked to write their models."""
-        return (self.directory / "result.json").is_file() and self._status().get("phase") == "done"
-
-    @property
-    def without_model(self) -> list[str]:
-        """The sites of a finished run that have not written their model yet."""
-        return [site for site, why in self._status().get("sites", {}).items() if why != "present"]
-
-    def _status(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return dict(json.loads((self.directory / STATUS).read_text(encoding="utf-8")))
-        return {}
+    def phase(self) -> str:
+        """How far the run is, as its coordinator says: `done`, or `incomplete` if a site has no model yet."""
+        with suppress(OSError, ValueError, KeyError):
+            if (self.directory / "result.json").is_file():
+                return str(json.loads((self.directory / STATUS).read_text(encoding="utf-8"))["phase"])
+        return ""
 
     @property
     def rounds(self) -> int:
@@ -78,15 +73,15 @@ class Driver:
         """Run all rounds that are left. However it ends, what was started is ended, and the same call goes on."""
         make_directory(self.directory)
         fruitless = 0
-        unfinished = not self.finished or bool(self.without_model)
+        finished = self.phase == "done"
         try:
-            while unfinished:
+            while not finished:
                 self._serve()
                 sites, before = self._gather(), self.rounds
                 self._run_job(sites)
-                unfinished = not self.finished
+                finished = self.phase in ("done", "incomplete")
                 fruitless = 0 if self.rounds > before else fruitless + 1
-                if fruitless == FRUITLESS and unfinished:
+                if fruitless == FRUITLESS and not finished:
                     raise FedtailorError(
                         f"No round was finished in {FRUITLESS} jobs in a row: {self.kit / LOG} says what happened."
                     )
@@ -104,7 +99,7 @@ class Driver:
             return
         with open(self.kit / LOG, "ab") as log:
             environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
-            self._server = launch("server", self.kit, log, **environment)
+            self._server = launch("server", self.plan.server, self.kit, log, **environment)
         self.tell("The server was started again." if self._own else f"The server listens on port {self.plan.port}.")
         self._own, self._reached = True, False
 
@@ -165,7 +160,8 @@ class Driver:
 
     def _watch(self, job: str, sites: Sequence[str]) -> str:
         """Watch a job until it ends or must end; say why. The empty text: all rounds are done."""
-        submitted, asked, at_work = time.monotonic(), time.monotonic(), dict[str, bool]()
+        submitted, asked = time.monotonic(), time.monotonic()
+        took_part, gone = set[str](), set[str]()
         while True:
             self._look()
             note = read_note(self.directory)
@@ -179,7 +175,7 @@ class Driver:
             if self._server and self._server.poll() is not None:
                 return "the server's process ended"
             if not state and time.monotonic() - submitted > START:
-                return "the job did not start"
+                return self._not_started()
             if time.monotonic() - asked < ASK:
                 continue
             asked = time.monotonic()
@@ -190,48 +186,53 @@ class Driver:
                 now = self._admin.at_work(job)
             except Unreachable:
                 continue
-            gone = [site for site in sites if at_work.get(site) and now.get(site) is False]
-            if back or gone:
-                return f"{listed(back or gone)} came back"
-            at_work |= now
+            took_part |= {site for site in now if now[site]}
+            before, gone = gone, {site for site in took_part if now.get(site) is False}
+            if returned := back or sorted(gone & before):  # twice: at its end, a job ends at the sites first
+                return f"{listed(returned)} came back"
 
     def _ended_by_flare(self, job: str) -> str:
         """Say why a job ended of which its controller has not said so."""
         time.sleep(LOOK)
         note = read_note(self.directory)
         if not note or note.job != job:
-            if not self._own:
-                raise FedtailorError(
-                    f"The server that runs already does not write to {self.directory}: end it, or start it with "
-                    f"{RUN} set to this directory and {PLAN} to the plan."
-                )
-            return "the job did not start"
+            return self._not_started()
         if note.state in ("refused", "failed"):
             raise FedtailorError(note.reason)
         return "" if note.state == "finished" else note.reason or "a process of the job ended"
 
+    def _not_started(self) -> str:
+        if not self._own:
+            raise FedtailorError(
+                f"The server that runs already does not write to {self.directory}: end it, or start it with {RUN} set "
+                f"to this directory and {PLAN} to the plan."
+            )
+        return "the job did not start"
+
     def _end(self, job: str, gently: bool = False) -> None:
         """Have a job ended, or let it end by itself, and wait for it."""
         deadline = time.monotonic() + END
+        if not gently:
+            with suppress(Unreachable):
+                self._admin.abort(job)  # once: NVFlare kills a job that is aborted twice
         while time.monotonic() < deadline and not (self._server and self._server.poll() is not None):
-            try:
+            self._look()
+            with suppress(Unreachable):
                 if self._admin.ended(job):
                     return
-                if not gently:
-                    self._admin.abort(job)
-            except Unreachable:
-                time.sleep(1.0)
-            self._look()
 
     def _look(self) -> None:
         self.show()
         time.sleep(LOOK)
 
     def _close(self) -> None:
-        """End what was started. The job is ended first, so that sites need not find out by themselves."""
-        if self._job and self._server and self._server.poll() is None:
+        """End what was started. The job is ended first, so that its last round is saved and sites hear of it."""
+        if self._job and not (self._server and self._server.poll() is not None):
             with suppress(Unreachable):
                 self._admin.abort(self._job)
+            deadline = time.monotonic() + SAVE
+            while (note := read_note(self.directory)) and note.state == "running" and time.monotonic() < deadline:
+                time.sleep(LOOK)
         self._admin.close()
         if self._server:
             end(self._server)

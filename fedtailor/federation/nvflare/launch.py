@@ -12,12 +12,12 @@ from fedtailor.federation.nvflare.processes import end_with_parent
 
 MODULE = "fedtailor.federation.nvflare.launch"
 HEARTBEAT = 4  # seconds between a client's signs of life; the server misses it after 15
-Role = Literal["server", "client"]
+Role = Literal["server", "client", "admin"]
 
 
-def launch(role: Role, kit: Path, log: IO[bytes], **environment: str) -> "subprocess.Popen[bytes]":
-    """Start NVFlare's server or client with this start-up kit."""
-    name, _ = identity(kit, role)  # refuses what is no kit
+def launch(role: Role, name: str, kit: Path, log: IO[bytes], **environment: str) -> "subprocess.Popen[bytes]":
+    """Start NVFlare's server or client with the start-up kit of this name."""
+    check_kit(kit, role, name)
     if any(character.isspace() for character in str(kit.resolve())):
         raise FedtailorError(f"NVFlare cannot run in a path with spaces: move the kit of {name} out of {kit}.")
     return subprocess.Popen(
@@ -30,17 +30,24 @@ def launch(role: Role, kit: Path, log: IO[bytes], **environment: str) -> "subpro
     )
 
 
+def check_kit(kit: Path, role: Role, name: str) -> None:
+    """Refuse what is no kit, and that of another participant."""
+    found, _ = identity(kit, role)
+    if found != name:
+        raise FedtailorError(f"The kit in {kit} is that of {found}, and not of {name}: take the right one.")
+
+
 def identity(kit: Path, role: str) -> tuple[str, str]:
     """The name and the organisation that the certificate of a kit says."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    file = kit / "startup" / f"{role}.crt"
+    file = kit / "startup" / ("server.crt" if role == "server" else "client.crt")
     try:
         subject = x509.load_pem_x509_certificate(file.read_bytes()).subject
     except (OSError, ValueError):
         raise FedtailorError(
-            f"{kit} is no start-up kit of NVFlare for a {role}: {file} is missing or damaged."
+            f"{kit} is no kit of a {role}: {file} is missing or damaged. See `fedtailor deploy doctor`."
         ) from None
     found = [subject.get_attributes_for_oid(kind) for kind in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)]
     name, organisation = (str(values[0].value) if values else "" for values in found)

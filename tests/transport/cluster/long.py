@@ -1,0 +1,191 @@
+"""More of the engine ray: `make test-cluster` runs these tests, in a network of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import fedtailor as ft
+from fedtailor.messages import Train
+from fedtailor.methods import CATALOGUE
+from fedtailor.server.records import RoundRecord
+from fedtailor.transport.ray_actors import Actor
+from fedtailor.transport.ray_parcels import LARGE, pack_sites
+from fedtailor.transport.ray_session import connected
+from tests.transport.cluster.looking import SMALL, actors, check_same, gone, plain, processes
+from tests.transport.cluster.methods import Deadly, Net
+from tests.transport.faults import OutOfReagent, Raising
+from tests.transport.place import Pretended
+
+
+def test_a_method_network_and_loss_of_ones_own(engine: dict[str, Any]) -> None:
+    """Defined in a function: they go by value. 13 features a row, so that clients' samples begin anywhere."""
+
+    class Here(ft.Method):
+        def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+            return {"theta": client.descend(message["theta"])}
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets) + 1e-3 * outputs.square().mean()
+
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(n, 13, generator=generator), torch.randint(3, (n,), generator=generator)) for n in (37, 20, 51)
+    ]
+    settings: dict[str, Any] = {"data": data, "model": Net, "loss": loss, "rounds": 2, "batch": "full"}
+    check_same(ft.run(Here(), **engine, **settings), ft.run(Here(), engine="in-process", **settings))
+
+
+def test_an_exception_arrives_with_its_traceback(engine: dict[str, Any]) -> None:
+    with pytest.raises(ft.FedtailorError, match="client 1 failed: OutOfReagent: bottle 7 is empty") as caught:
+        ft.run(Raising(), on_failure="stop", **engine, **SMALL)
+    assert type(caught.value.__cause__) is OutOfReagent
+    assert "in train" in str(caught.value.__cause__.__cause__)
+
+
+def test_a_run_goes_on_with_another_engine(engine: dict[str, Any], tmp_path: Path) -> None:
+    def stop(record: RoundRecord) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ft.run("ditto", **engine, out=tmp_path / "run", on_round=stop, **SMALL)
+    ft.resume(tmp_path / "run", rounds=4, engine="processes", workers=2)
+    result = ft.resume(tmp_path / "run", rounds=5, **engine)
+    check_same(result, ft.run("ditto", engine="in-process", **{**SMALL, "rounds": 5}))
+    assert result.experiment.address == engine["address"]
+
+
+def test_code_that_nodes_cannot_import_is_named(
+    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "import fedtailor as ft\nclass Mine(ft.Method):\n    def train(self, client, message):\n        return {}\n"
+    )
+    (tmp_path / "only_here.py").write_text(source)
+    with connected(engine["address"], None):  # the nodes know the paths that this process had then
+        monkeypatch.syspath_prepend(tmp_path)
+        expected = r"cannot import what the run uses: .*No module named 'only_here'; install it on every node"
+        with pytest.raises(ft.FedtailorError, match=expected):
+            ft.run("only_here:Mine", **engine, **SMALL)
+
+
+def test_a_cluster_without_room_is_not_waited_for(engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.transport.ray_actors.PLACEMENT", 2.0)
+    with connected(engine["address"], None):
+        others = [ray.remote(num_cpus=1)(Actor).remote() for _ in range(2)]
+        ray.get([other.ping.remote() for other in others])
+        expected = r"^No worker of the cluster answered for 2 s \(0 of 2 CPUs are free\): wait until"
+        with pytest.raises(ft.FedtailorError, match=expected):
+            ft.run("fedavg", **engine, **SMALL)
+
+
+def test_an_actor_that_writes_changes_nothing_for_others(engine: dict[str, Any]) -> None:
+    """Not even through NumPy, where PyTorch does not notice it."""
+    shared = torch.zeros(LARGE, dtype=torch.float32)
+
+    class Careless(Pretended):
+        def work(self, request: Any, state: Any) -> Any:
+            shared.numpy()[:] += 1
+            return super().work(replace_message(request, shared), state)
+
+    def replace_message(request: Any, tensor: Tensor) -> Any:
+        return Train(request.round, request.client, {"x": tensor[:2].clone()})
+
+    with connected(engine["address"], None):
+        parcel = ray.put(pack_sites(Careless([1])))
+        workers = [ray.remote(num_cpus=0)(Actor).remote() for _ in range(2)]
+        ray.get([worker.ready.remote(parcel) for worker in workers])
+        labels, contents = [("before", "int64", ())], [torch.tensor(0).view(-1).view(torch.uint8).numpy()]
+        for times in (1, 2):
+            for worker in workers:
+                _, _, upload, _ = ray.get(worker.work.remote(Train(1, 0, {}), labels, 0, *contents))
+                assert upload[0][1].view("float32").tolist() == [2.0 * times] * 2
+        _, memories = ray.get(parcel)
+        assert max(map(len, memories)) == shared.nbytes
+        assert not any(memory.any() for memory in memories if len(memory) == shared.nbytes)
+
+
+def test_a_script_whose_method_is_in_main(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fedtailor as ft\n"
+        "class Mine(ft.Method):\n"
+        "    def train(self, client, message):\n"
+        "        return {'theta': client.descend(message['theta'])}\n"
+        "settings = dict(data='digits', clients=3, model='mlp:8', rounds=2)\n"
+        "one = ft.run(Mine, engine='ray', workers=1, **settings)\n"
+        "other = ft.run('fedavg', engine='in-process', **settings)\n"
+        "assert one.server_state['theta'].equal(other.server_state['theta'])\n"
+        "print('same')\n"
+    )
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert found.stdout == "same\n", found.stderr
+    assert all("Failed to determine local IP" in line for line in found.stderr.splitlines())  # there is none
+
+
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_every_method_has_the_same_bits(method: str, engine: dict[str, Any]) -> None:
+    settings = {**SMALL, "epochs": 1, "participation": 0.5, "keep_momentum": True, "momentum": 0.5}
+    check_same(ft.run(method, **engine, **settings), ft.run(method, engine="in-process", **settings))
+
+
+def test_samples_that_are_read_when_a_batch_needs_them(engine: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", random.normal(size=(600, 13)).astype("float32"))
+    np.save(tmp_path / "y.npy", random.integers(3, size=600))
+    settings: dict[str, Any] = {"data": tmp_path, "clients": 4, "model": "mlp:8", "rounds": 2}
+    check_same(ft.run("fedper", **engine, **settings), ft.run("fedper", engine="in-process", **settings))
+
+
+def test_a_client_that_kills_every_worker_is_left_out(engine: dict[str, Any]) -> None:
+    with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+        result = ft.run(Deadly(), **engine, **SMALL)
+    assert [record.failed for record in result.rounds] == [[], [3], []]
+
+
+def test_idle_actors_that_die_are_no_clients_fault(engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them: each may cost one attempt, and no request goes from one dead actor to the next."""
+    monkeypatch.setattr("fedtailor.transport.workers.ATTEMPTS", 2)
+
+    def kill(record: RoundRecord) -> None:
+        for number in actors():
+            os.kill(number, signal.SIGKILL)
+
+    check_same(ft.run("fedavg", workers=2, on_round=kill, **engine, **SMALL), plain())
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    before, out = processes(), tmp_path / "run"
+    options = ["--clients", "6", "--rounds", "1000", "--checkpoint-every", "3", "--engine", "ray", "--workers", "1"]
+    command = [sys.executable, "-m", "fedtailor", "run", "ditto", *options, "--out", str(out)]
+
+    def hear_interrupts() -> None:  # also where the tests themselves run in the background, deaf to Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, preexec_fn=hear_interrupts, **pipes) as run:
+        deadline = time.monotonic() + 120
+        while not (out / "rounds.jsonl").exists() or (out / "rounds.jsonl").read_text().count("\n") < 5:
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        run.send_signal(how)
+        _, errors = run.communicate(timeout=60)
+    if how == signal.SIGKILL:
+        assert run.returncode == -signal.SIGKILL
+    else:
+        assert run.returncode == 130
+        assert f"fedtailor resume {out}" in errors.replace("\n", "")
+    assert gone(processes() - before, 120)  # two of Ray's own look for their server for a minute
+    assert len(ft.load(out).rounds) < 1000
