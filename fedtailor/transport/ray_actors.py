@@ -53,7 +53,8 @@ class Actor:
         self._parcel, self._sites = parcel, unpack_sites(parcel)
         return software()
 
-    def ping(self) -> dict[str, str]:
+    def ping(self, before: Any = None) -> dict[str, str]:
+        """Say so again. It is said after the answer `before`, and not at all if that was a failure."""
         return software()
 
     def work(self, request: Request, labels: Sequence[Label], n_message: int, *contents: Bytes) -> Answer:
@@ -73,8 +74,8 @@ class Remote:
         self._actor, self._shared = actor, shared
         self.task = actor.ready.remote(parcel)
 
-    def ping(self) -> None:
-        self.task = self._actor.ping.remote()
+    def ping(self, before: Any = None) -> None:
+        self.task = self._actor.ping.remote(before)
 
     def begin(self, request: Request, state: State) -> None:
         tensors = [*request.message.items(), *state.items()]
@@ -159,8 +160,10 @@ class Actors(Workers[Remote]):
         return [worker for worker in super()._at_work() if worker not in self._starting]
 
     def _dismiss(self, worker: Remote) -> None:
-        """End an actor. With it a whole node may be gone: the idle ones have to answer before they get work."""
+        """End an actor. With it a whole node may be gone: those without work have to answer now to get some."""
         super()._dismiss(worker)
+        for other in self._starting:
+            other.ping(other.task)
         for other in self._idle:
             other.ping()
         self._starting.update(self._idle)
@@ -220,6 +223,8 @@ def _packed(sites: Place) -> Parcel:
 def _refusal(error: RayTaskError) -> FedtailorError:
     """Say why an actor could not take the sites."""
     cause = error.cause
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
     if isinstance(cause, ImportError | AttributeError):
         return FedtailorError(
             f"A node of the cluster cannot import what the run uses: {brief(cause)}; install it on every node, or "

@@ -1,5 +1,6 @@
 """What a run on a cluster is compared with, and what it leaves behind."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from tests.helpers import assert_same, final, numbers
 SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 3}
 
 
-def actors() -> set[int]:
-    """The processes of our actors."""
+def actors(title: bytes = b"ray::Actor.*") -> set[int]:
+    """The processes of our actors: all, or those of this title, which says what one is doing."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes().startswith(b"ray::Actor"):
+            if re.fullmatch(title, path.read_bytes().strip(b"\0 ")):
                 found.add(int(path.parent.name))
         except OSError:
             continue
