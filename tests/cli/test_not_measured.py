@@ -178,6 +178,8 @@ def test_watch_says_which_sites_are_there(call: Call, runs: Path, tmp_path: Path
     assert len(text) < 300
     status.write_text(json.dumps({"phase": "round", "round": 12, "sites": dict.fromkeys("abc", "present")}))
     assert sites_line(tmp_path / "run") == "3 of 3 sites present (round 12)."
+    status.write_text(json.dumps({"phase": "round\n", "round": 1, "sites": {"a\nb": "\x1b[2J\n"}}))
+    assert sites_line(tmp_path / "run") == r"0 of 1 sites present (round\n). Silent: a\nb (\x1b[2J\n)."
     many = {f"s{number}": "gone" for number in range(30)}
     status.write_text(json.dumps({"phase": "round", "round": 1, "sites": many}))
     assert sites_line(tmp_path / "run").endswith("s9 (gone), and 20 more.")

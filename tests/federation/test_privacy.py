@@ -17,11 +17,11 @@ TEXT = "CANARY-7731"
 
 
 def with_canary() -> dict[str, Any]:
-    """Tables of which three rows have a canary in every column but the label: one at least is for training."""
+    """Tables of which one row, for training, has a canary in every column but the label."""
     data = tables()
     for column in data["south"]:
         if column != "label":
-            data["south"].loc[7:9, column] = NUMBER if column.startswith("f") else TEXT
+            data["south"].loc[8, column] = NUMBER if column.startswith("f") else TEXT
     return data
 
 

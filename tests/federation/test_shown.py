@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
+from fedtailor.agreement import read_agreement
 from fedtailor.cli.presence import sites_line
 from fedtailor.reporting.figures import in_order, partitions
 from fedtailor.reporting.page import prepare
@@ -81,7 +82,10 @@ def test_numbers_of_samples_are_shown_without_classes(federation: Federation, tm
     assert "commonest class" not in figure.caption
     assert in_order(result) == [0, 1, 2]
     rows = client_table(summarize([result])).rows
-    assert [(row.name, row.n_train) for row in rows] == [("north", 42), ("south", 63), ("west", 84)]
+    declared = read_agreement(federation.root / "run")
+    assert declared is not None
+    counts = [(hello.name, hello.train, hello.test) for hello in declared.declared]
+    assert [(row.name, row.n_train, row.n_test) for row in rows] == counts
     report = prepare(read_runs([federation.root / "run"]))
     clusters = next(figure for figure in report.figures if figure.title == "Who is in which cluster")
     assert "by class" not in clusters.caption

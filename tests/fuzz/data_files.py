@@ -39,7 +39,7 @@ from fedtailor.deploy.predicting import predict
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
 from fedtailor.methods import CATALOGUE, find_method
-from fedtailor.runs import _written
+from fedtailor.runs import written_parameters
 from fedtailor.studies.comparison import make_comparison
 from tests.data.files import cifar_contents, png, write_mnist
 
@@ -500,7 +500,7 @@ def toml_file(rng: random.Random, folder: Path) -> Path:
 
 def experiment_file(rng: random.Random, folder: Path) -> None:
     experiment = make_experiment(read_experiment(toml_file(rng, folder)))
-    _written(find_method(experiment.method, experiment.parameters))
+    written_parameters(find_method(experiment.method, experiment.parameters))
 
 
 def comparison_file(rng: random.Random, folder: Path) -> None:
@@ -545,7 +545,7 @@ def python_parameters(rng: random.Random, folder: Path) -> None:
     fields = sorted(CATALOGUE[name].model_fields)
     parameters = {rng.choice(fields): rng.choice(PYTHON) for _ in range(rng.choice((1, 2)))}
     experiment = make_experiment({"method": name, "parameters": parameters})
-    _written(find_method(experiment.method, experiment.parameters))
+    written_parameters(find_method(experiment.method, experiment.parameters))
 
 
 READERS: dict[str, Callable[[random.Random, Path], None]] = {

@@ -363,6 +363,16 @@ def test_a_client_that_comes_and_goes_is_named_each_time_and_no_more() -> None:
     assert [text for record in records for text in record.warnings.values()] == said[:4]
 
 
+def test_a_client_that_is_left_out_is_not_named_again_as_not_measured() -> None:
+    def change(request: Request, reply: Reply) -> Reply | None:
+        why = "it is asleep" if isinstance(request, Train) else "it is gone"
+        return Reply((1,), error=why) if request.round == 2 and request.client == 1 else reply
+
+    _, records, said = run("fedper", change)
+    assert [record.missing for record in records] == [[], [1], []]
+    assert said == ["FedPer, round 2: client 1 left out: it is asleep.", "FedPer, round 3: client 1 is back."]
+
+
 def test_another_client_that_goes_silent_for_the_same_reason_is_named_too() -> None:
     def change(request: Request, reply: Reply) -> Reply | None:
         gone = {1: request.round >= 2, 3: request.round >= 3}
