@@ -18,7 +18,10 @@ from fedtailor.transport.workers import cores
 from fedtailor.version import __version__
 
 CONNECTING = 10.0  # seconds to reach a cluster's head
+MODE = "RAY_AUTH_MODE"  # by which Ray is told to use a token; it sets it by itself where it starts a cluster
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+_tokens: list[str] = []  # the modes that Ray has set for this process by itself: it cannot go back
 
 
 @contextmanager
@@ -27,10 +30,16 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    asked = os.environ.get(MODE)
     with ExitStack() as stack:
         settings: dict[str, Any] = {"address": address or "local"}
         if settings["address"] != "local":
             _check_address(settings["address"])
+            if _tokens and not asked:
+                raise FedtailorError(
+                    "Ray was started in this process before, with a token, and now reaches no cluster without one: use "
+                    f"a new process, or set {MODE}=token if the cluster has one."
+                )
         else:
             directory = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="fedtailor-ray-", ignore_cleanup_errors=True)
@@ -40,8 +49,10 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
         try:
             with _quiet(), _own_signals():
                 ray.init(**settings, logging_level=logging.ERROR, log_to_driver=False)
+                if not asked and MODE in os.environ:
+                    _tokens.append(os.environ[MODE])
         except Exception as error:  # of many kinds
-            hint = "; if it wants a token, set RAY_AUTH_MODE=token" if address else ""
+            hint = f"; if it wants a token, set {MODE}=token" if address else ""
             raise FedtailorError(f"Ray cannot be started or reached: {brief(error)}{hint}.") from error
         stack.callback(ray.shutdown)
         yield

@@ -77,7 +77,7 @@ def test_a_dead_node_costs_a_repetition(cluster: Cluster, engine: dict[str, Any]
     check_same(result, plain())
 
 
-def test_on_this_machine_samples_are_there_once_and_nothing_is_left(tmp_path: Path) -> None:
+def test_on_this_machine_samples_are_there_once_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:
     """Two actors read 20 MB of the object store's memory. Afterwards all is as before."""
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(5_000, 256, generator=generator), torch.arange(5_000) % 3) for _ in range(4)]
@@ -107,7 +107,10 @@ def test_on_this_machine_samples_are_there_once_and_nothing_is_left(tmp_path: Pa
     assert gone(processes() - before)
     assert dict(os.environ) == environment
     assert folders_of_ray() == folders
+    assert (Path.home() / ".ray/auth_token").stat().st_mode & 0o077 == 0
     check_same(result, ft.run("fedavg", engine="in-process", **settings))
+    with pytest.raises(ft.FedtailorError, match=r"^Ray was started in this process before, with a token"):
+        ft.run("fedavg", engine="ray", address=cluster.address, **SMALL)  # it would get no answer from its actors
 
 
 def folders_of_ray() -> set[Path]:
