@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import fedtailor as ft
+from benchmarks import cluster
 from fedtailor.messages import Train
 from fedtailor.methods import CATALOGUE
 from fedtailor.server.records import RoundRecord
@@ -131,6 +132,11 @@ def test_a_script_whose_method_is_in_main(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert found.stdout == "same\n", found.stderr
     assert all("Failed to determine local IP" in line for line in found.stderr.splitlines())  # there is none
+
+
+def test_the_benchmark_stays_alive(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.run(repeat=1, requests=2, sizes=(100, 50_000))
+    assert "50,000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", CATALOGUE)
