@@ -112,9 +112,9 @@ def _open_files(files: Path) -> set[str]:
 def test_two_workers_of_a_site_are_never_at_work_at_once(worker: Worker) -> None:
     worker.answer(HELLO, wanted)
     other, answers = Worker(), []
+    files = Path(f"/proc/{other.start().pid}/fd")
     thread = threading.Thread(target=lambda: answers.append(other.answer(HELLO, wanted)))
     thread.start()
-    files = Path(f"/proc/{other.start().pid}/fd")
     wait_for(lambda: LOCK in _open_files(files), 60, "the other worker's turn")
     thread.join(1)
     assert not answers
