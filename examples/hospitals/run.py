@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -95,15 +96,18 @@ def title(text: str) -> None:
 def show(place: Path, command: str, lines: int | None = None) -> str:
     """Run a command in a directory, and show it and what it prints, as it comes."""
     print(f"\n{place.name}$ fedtailor {command}", flush=True)
-    with subprocess.Popen(
-        _words(command), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as run:
-        said: list[str] = []
+    said: list[str] = []
+    words, pipe = _words(command), subprocess.PIPE
+    run = subprocess.Popen(words, cwd=place, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    try:
         assert run.stdout
         for line in run.stdout:
             said.append(line)
             if lines is None or len(said) <= lines:
                 print(line, end="", flush=True)
+        run.wait()
+    finally:
+        _end([run])
     if lines is not None and len(said) > lines:
         print(f"… ({len(said) - lines} more lines)")
     if run.returncode:
@@ -149,13 +153,18 @@ def started(places: list[Path], command: str) -> Iterator[None]:
                 running.append(subprocess.Popen(_words(command), cwd=place, stdout=log, stderr=subprocess.STDOUT))
         yield
     finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        _end(running)
+
+
+def _end(running: "list[subprocess.Popen[str]] | list[subprocess.Popen[bytes]]") -> None:
+    """End processes as Ctrl-C would, and wait for them."""
+    for process in running:
+        process.terminate()
+    for process in running:
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _words(command: str) -> list[str]:
@@ -178,4 +187,8 @@ def _short(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("Stopped; what was started is ended.")

@@ -41,7 +41,8 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
             with _quiet(), _own_signals():
                 ray.init(**settings, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # of many kinds
-            raise FedtailorError(f"Ray cannot be started or reached: {brief(error)}.") from error
+            hint = "; if it wants a token, set RAY_AUTH_MODE=token" if address else ""
+            raise FedtailorError(f"Ray cannot be started or reached: {brief(error)}{hint}.") from error
         stack.callback(ray.shutdown)
         yield
 
@@ -76,9 +77,11 @@ def _quiet() -> Iterator[None]:
 def _own_signals() -> Iterator[None]:
     """Keep the handler of SIGTERM, which Ray replaces by its own."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def software() -> dict[str, str]:

@@ -199,15 +199,18 @@ def test_a_vector_that_does_not_fit_is_refused(
 
 def test_a_site_hands_out_no_model(finished: tuple[Federation, dict[str, Any], Message]) -> None:
     federation, header, _ = finished
-    work = {"run": header["common"]["run"], "round": 2, "client": 0, "accepted": 1, "durable": 1}
+    work = {"run": header["common"]["run"], "round": 1, "client": 0, "accepted": 1, "durable": 1}
     for asked in ("personal", "adapt", "state", "__class__"):
         assert answer_to(federation, "work", {"theta": torch.zeros(1)}, **{**work, "asked": asked})[0] == "refused"
-    for wrong in ({"client": 1}, {"run": "other"}, {"round": "2"}, {"accepted": -1}, {"round": 2**70}):
+    for wrong in ({"client": 1}, {"run": "other"}, {"round": "1"}, {"accepted": -1}, {"round": 2**70}):
         fault, _ = answer_to(
             federation, "work", {"theta": torch.zeros(1)}, **{**work, "asked": "train", "measure": 0, **wrong}
         )
         assert fault in ("letter", "state")
     assert answer_to(federation, "shell")[0] == "letter"
+    fault, log = answer_to(federation, "work", **{**work, "asked": "evaluate", "round": 2})
+    assert fault == "refused"
+    assert log.rstrip().endswith("The server asks for more than 1 rounds.")
 
 
 def test_anything_else_is_answered_too(finished: tuple[Federation, dict[str, Any], Message]) -> None:

@@ -21,7 +21,7 @@ def inside(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*ENTER, *ALONE, *command],
             cwd=ROOT,
-            env={**os.environ, "HOME": home},
+            env={**os.environ, "HOME": home, "RAY_TMPDIR": home},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

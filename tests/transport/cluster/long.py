@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import fedtailor as ft
+from benchmarks import cluster
 from fedtailor.messages import Train
 from fedtailor.methods import CATALOGUE
 from fedtailor.server.records import RoundRecord
@@ -133,6 +134,11 @@ def test_a_script_whose_method_is_in_main(tmp_path: Path) -> None:
     assert all("Failed to determine local IP" in line for line in found.stderr.splitlines())  # there is none
 
 
+def test_the_benchmark_stays_alive(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.run(repeat=1, requests=2, sizes=(100, 50_000))
+    assert "50,000" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("method", CATALOGUE)
 def test_every_method_has_the_same_bits(method: str, engine: dict[str, Any]) -> None:
     settings = {**SMALL, "epochs": 1, "participation": 0.5, "keep_momentum": True, "momentum": 0.5}
@@ -148,7 +154,8 @@ def test_samples_that_are_read_when_a_batch_needs_them(engine: dict[str, Any], t
 
 
 def test_a_client_that_kills_every_worker_is_left_out(engine: dict[str, Any]) -> None:
-    with pytest.warns(ft.ClientFailure, match="client 3 left out: its worker process died 3 times"):
+    left_out = "client 3 left out: its worker process died 3 times"
+    with pytest.warns(ft.ClientNote, match="3 is back"), pytest.warns(ft.ClientFailure, match=left_out):
         result = ft.run(Deadly(), **engine, **SMALL)
     assert [record.failed for record in result.rounds] == [[], [3], []]
 
