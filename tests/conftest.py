@@ -13,6 +13,7 @@ SLOW = (
     "tests/data/test_real.py",
     "tests/data/test_foreign_files.py",
     "tests/deploy/",
+    "tests/federation/",
     "tests/fuzz/",
     "tests/local/test_device.py",
     "tests/local/test_isolation.py",
@@ -32,6 +33,8 @@ SLOW = (
     "tests/transport/test_ray.py",
 )
 KEPT = (  # of these, all the same
+    "tests/federation/test_joining.py",
+    "tests/federation/test_letters.py",
     "tests/methods/test_fedacs.py",
     "tests/methods/test_pfedmb.py",
     "tests/methods/test_pflego.py",

@@ -64,7 +64,10 @@ class LocalSite:
             case "begin":
                 return self._answer(fingerprint=self._begin(letter, kept=False))
             case "work":
-                answer = self._run(letter.text("run"))[1].work(letter)
+                experiment, answering = self._run(letter.text("run"))
+                if letter.number("round") > experiment.rounds:
+                    raise FaultError("refused", f"The server asks for more than {experiment.rounds} rounds.")
+                answer = answering.work(letter)
                 if letter.header["asked"] == "train" and "fault" not in answer.header:
                     self.log(f"Round {letter.number('round')} is done.")
                 return answer

@@ -34,6 +34,7 @@ def _use_mkldnn(on: bool) -> None:
 # What a caller may have set that would change numbers: how it is read and set, and its value in a run. (Deterministic
 # algorithms are not among them: on a CPU these are no others, and elsewhere they are the caller's to ask for.)
 SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
+    (torch.get_num_threads, torch.set_num_threads, 1),  # as in every worker: the same bits on any number of cores
     (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     (lambda: torch.backends.mkldnn.enabled, _use_mkldnn, True),
@@ -52,7 +53,8 @@ def isolated(threads: int = 1) -> Iterator[None]:
     Afterwards, the caller's settings and random state are as they were before.
     """
     with ExitStack() as stack:
-        for read, set_to, value in (*SWITCHES, (torch.get_num_threads, torch.set_num_threads, threads)):
+        for read, set_to, usual in SWITCHES:
+            value = threads if set_to is torch.set_num_threads else usual
             if (before := read()) != value:
                 stack.callback(set_to, before)
                 set_to(value)

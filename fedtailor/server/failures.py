@@ -40,6 +40,7 @@ class Failures:
         self._lines = 0  # that were told
         self._failed: set[int] = set()  # clients that failed in this round
         self._away: set[int] = set()  # clients that failed without an exception when they were last asked: silent ones
+        self._untrained: set[int] = set()  # those of them that have not trained since
         self._healthy: dict[str, float] = {}  # the largest numbers of all messages in rounds without a failure
         self._uploads: dict[int, dict[str, float]] = {}  # and of this round's uploads, by client
         self._suspect = ""  # the last upload that was far larger than the others'
@@ -68,6 +69,7 @@ class Failures:
             for client, reply in failed.items()
         }
         self._failed = set(failed)
+        self._untrained |= {client for client, reply in failed.items() if reply.cause is None}
         for clients in self._news(faults, failed):
             why, cause = faults[clients[0]], failed[clients[0]].cause
             if self.stop:
@@ -96,8 +98,9 @@ class Failures:
             if client in found.replies and client not in failed:
                 message = f"Client {self.names[client]} tells no metrics: averages are of the others."
                 self._note(f"metrics of client {client}", message, server)
-        answered = {*trained, *(found.replies.keys() - failed.keys())}
-        if back := sorted((self._away & answered) - self._failed - failed.keys()):
+        self._untrained -= (trained := set(trained))
+        answered = trained | (found.replies.keys() - failed.keys())
+        if back := sorted((self._away & answered) - self._untrained - failed.keys()):
             self._away -= set(back)
             are = "are" if len(back) > 1 else "is"
             self._note(f"back in round {round}", f"{self._who(round, back)} {are} back.", server)

@@ -138,7 +138,7 @@ def test_run_without_a_method(call: Call) -> None:
         (["--batch", "ful"], ["batch", "'ful'", "or full"]),
         (["--seed", "-1"], ["seed", "-1", "at least 0"]),
         (["--workers", "0"], ["workers", "0", "at least 1"]),
-        (["--engine", "threads"], ["engine", "'threads'", "auto, in-process or processes"]),
+        (["--engine", "threads"], ["engine", "'threads'", "auto, in-process, processes, ray or sites-in-memory"]),
         (["--participation", "30", "--clients", "20"], ["30", "only 20"]),
         (["--participation", "0"], ["participation", "at least one client"]),
         (["--participation", "1.5"], ["participation", "'1.5'", "between 0 and 1"]),

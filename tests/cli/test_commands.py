@@ -53,7 +53,7 @@ DEFAULTS = {
     "--dtype": "float32",
     "--device": "cpu",
     "--engine": "auto",
-    "--workers": "as many as cores",
+    "--workers": "as many as cores, or as the cluster has CPUs",
     "--states": "memory",
     "--checkpoint-every": "10",
     "--evaluate-model": "personal",

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedtailor.runs import load
+from tests.federation.lies import LIES, NUMBER, TEXT, forms, with_canary
 from tests.federation.loopback import Deployed, impossible
-from tests.federation.test_letters import LIES
-from tests.federation.test_privacy import NUMBER, TEXT, forms, with_canary
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -26,7 +25,7 @@ if b"fedtailor.federation.nvflare.worker" in pathlib.Path("/proc/self/cmdline").
     from fedtailor.federation.local_site import LocalSite
     from fedtailor.letters import read_letter
     from fedtailor.site.site import Site
-    from tests.federation.test_letters import LIES
+    from tests.federation.lies import LIES
 
     changes, honest, work = [change for change, _ in LIES.values()], LocalSite.answer, Site.work
 

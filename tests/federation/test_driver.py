@@ -10,6 +10,7 @@ from fedtailor.federation.kits import make_kits
 from fedtailor.federation.nvflare.client import Follow, stay_connected
 from fedtailor.federation.nvflare.driver import Driver
 from fedtailor.federation.nvflare.job import Note, read_note, write_job
+from fedtailor.federation.nvflare.processes import alone
 from tests.federation.parts import Federation
 
 
@@ -52,9 +53,8 @@ def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_added_lines_are_followed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
-    news, all_of_it = Follow(log), Follow(log, from_start=True)
+    news = Follow(log)
     assert list(news.lines()) == []
-    assert list(all_of_it.lines()) == [b"before"]
     with log.open("a") as file:
         file.write("one\ntwo\nhal")
     assert list(news.lines()) == [b"one", b"two"]
@@ -67,7 +67,7 @@ def test_added_lines_are_followed(tmp_path: Path) -> None:
     assert list(news.lines()) == []
 
 
-def test_wrong_kits_are_refused_at_once(tmp_path: Path) -> None:
+def test_wrong_kits_and_second_starts_are_refused_at_once(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
     federation = Federation(tmp_path, plan={"admin": "coordinator@example.org"})
     kits, plan = tmp_path / "kits", tmp_path / "federation.toml"
@@ -77,7 +77,14 @@ def test_wrong_kits_are_refused_at_once(tmp_path: Path) -> None:
         Driver(plan, tmp_path / "run", admin, admin, print)
     with pytest.raises(FedtailorError, match=r"kit is that of north, and not of coordinator@example.org"):
         Driver(plan, tmp_path / "run", server, kits / "north" / "kit", print)
+    with alone(server / "run.lock"), pytest.raises(FedtailorError, match="trial is being run already"):
+        Driver(plan, tmp_path / "run", server, admin, print).run()
     (kits / "south" / "kit").rename(tmp_path / "north" / "kit")
     with pytest.raises(FedtailorError, match="kit is that of south, and not of north"):
         stay_connected(federation.root / "north" / "site.toml", print)
+    (tmp_path / "north" / "kit").rename(tmp_path / "south" / "kit")
+    private = tmp_path / "south" / "private"
+    private.mkdir()
+    with alone(private / "start.lock"), pytest.raises(FedtailorError, match="south takes part already"):
+        stay_connected(federation.root / "south" / "site.toml", print)
     assert not (tmp_path / "run").exists()

@@ -246,7 +246,7 @@ def test_a_lost_state_is_refused_in_one_sentence(tmp_path: Path) -> None:
     lost = states.rename(tmp_path / "lost")
     sites = federation.sites()
     run = next((tmp_path / "south" / "private" / "runs").iterdir()).name
-    letter = work_letter(run, round=4, client=1, accepted=3)
+    letter = work_letter(run, round=3, client=1, accepted=2)
     fault = read_letter(sites["south"].answer(letter)).header["fault"]
     assert FAULTS[fault].startswith("the state that the server asks for is not there: the site has lost it, or is")
     lost.rename(states)

@@ -1,6 +1,5 @@
 """Letters from sites that lie, and from servers that ask for too much: each is refused, and the run goes on."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,60 +9,11 @@ import torch
 
 from fedtailor.letters import FAULTS, Letter, as_letter, as_reply, as_request, read_letter
 from fedtailor.messages import Evaluate, Message, Personal, Reply, Train, frame
+from tests.federation.lies import LIES, changed
 from tests.federation.parts import Federation, Recorded, heard
 
 RUN = "trial-1"
 LIAR = "south"  # client 1
-
-
-def changed(answer: bytes, tensors: Callable[[Message], Message] = dict, **header: Any) -> bytes:
-    """An answer with other tensors, or another header."""
-    letter = read_letter(answer)
-    return Letter(letter.kind, {**letter.header, **header}, tensors(letter.tensors)).pack()
-
-
-def each(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message], Message]:
-    return lambda tensors: {name: function(tensor) for name, tensor in tensors.items()}
-
-
-def claiming(answer: bytes) -> bytes:
-    """An answer whose header claims 10⁹ numbers that are not there."""
-    length = int.from_bytes(answer[:8], "little")
-    header = json.loads(answer[8 : 8 + length])
-    name = next(name for name in header if name != "__metadata__")
-    header[name]["shape"] = [10**9]
-    header[name]["data_offsets"] = [0, 4 * 10**9]
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + answer[8 + length :]
-
-
-LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "other names": (lambda a: changed(a, lambda t: {f"{n}!": x for n, x in t.items()}), "upload"),
-    "one more tensor": (lambda a: changed(a, lambda t: {**t, "rows": torch.zeros(3)}), "upload"),
-    "nothing": (lambda a: changed(a, lambda t: {}), "upload"),
-    "another shape": (lambda a: changed(a, each(lambda x: x[..., :-1].clone() if x.dim() else x[None])), "shape"),
-    "another type": (lambda a: changed(a, each(lambda x: x.double())), "float64"),
-    "whole numbers": (lambda a: changed(a, each(lambda x: x.long())), "int64"),
-    "NaN": (lambda a: changed(a, each(lambda x: torch.full_like(x, torch.nan))), "NaN or infinite"),
-    "infinity": (lambda a: changed(a, each(lambda x: torch.full_like(x, torch.inf))), "NaN or infinite"),
-    "10⁹ claimed numbers": (claiming, "its answer is not used: The answer cannot be read"),
-    "a damaged letter": (lambda a: a[:-1] + bytes([a[-1] ^ 1]), "its checksum does not fit"),
-    "half a letter": (lambda a: a[: len(a) // 2], "The answer cannot be read"),
-    "no letter": (lambda a: b"GET / HTTP/1.1", "The answer cannot be read"),
-    "an empty one": (lambda a: b"", "The answer cannot be read"),
-    "another site": (lambda a: changed(a, site="north"), "It is not of this site"),
-    "another site's number": (lambda a: changed(a, client=0), "Its client is not the one"),
-    "a round before": (lambda a: changed(a, round=1), "Its round is not the one"),
-    "another run": (lambda a: changed(a, run="other"), "Its run is not the one"),
-    "an evaluation": (lambda a: changed(a, asked="evaluate"), "Its asked is not the one"),
-    "a state of another round": (lambda a: changed(a, version=9), "Its state is of another round"),
-    "a state of no round": (lambda a: changed(a, version="../../x"), "The letter says no version"),
-    "metrics of its own making": (lambda a: changed(a, measured=[{"test": {"secret": 1.0}}]), "Its metrics are none"),
-    "metrics in words": (lambda a: changed(a, measured=[{"test": {"loss": "low"}}]), "Its metrics are none"),
-    "metrics that are a number": (lambda a: changed(a, measured=7), "Its metrics are none"),
-    "work of less than nothing": (lambda a: changed(a, differentiated=-1), "The letter says no differentiated"),
-    "a fault of its own wording": (lambda a: changed(a, fault="Jane Doe, 1950"), FAULTS["work"]),
-}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -199,15 +149,18 @@ def test_a_vector_that_does_not_fit_is_refused(
 
 def test_a_site_hands_out_no_model(finished: tuple[Federation, dict[str, Any], Message]) -> None:
     federation, header, _ = finished
-    work = {"run": header["common"]["run"], "round": 2, "client": 0, "accepted": 1, "durable": 1}
+    work = {"run": header["common"]["run"], "round": 1, "client": 0, "accepted": 1, "durable": 1}
     for asked in ("personal", "adapt", "state", "__class__"):
         assert answer_to(federation, "work", {"theta": torch.zeros(1)}, **{**work, "asked": asked})[0] == "refused"
-    for wrong in ({"client": 1}, {"run": "other"}, {"round": "2"}, {"accepted": -1}, {"round": 2**70}):
+    for wrong in ({"client": 1}, {"run": "other"}, {"round": "1"}, {"accepted": -1}, {"round": 2**70}):
         fault, _ = answer_to(
             federation, "work", {"theta": torch.zeros(1)}, **{**work, "asked": "train", "measure": 0, **wrong}
         )
         assert fault in ("letter", "state")
     assert answer_to(federation, "shell")[0] == "letter"
+    fault, log = answer_to(federation, "work", **{**work, "asked": "evaluate", "round": 2})
+    assert fault == "refused"
+    assert log.rstrip().endswith("The server asks for more than 1 rounds.")
 
 
 def test_anything_else_is_answered_too(finished: tuple[Federation, dict[str, Any], Message]) -> None:

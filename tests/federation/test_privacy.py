@@ -1,33 +1,15 @@
 """Nothing of a row's content leaves a site: a canary in every column, in errors and in log lines, is looked for in all
 answers and in all files of the server."""
 
-import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Message, State
 from fedtailor.method import Client, Method
+from tests.federation.lies import NUMBER, TEXT, forms, with_canary
 from tests.federation.parts import Federation, Recorded, heard, tables
-
-NUMBER = 98765.4321
-TEXT = "CANARY-7731"
-
-
-def with_canary() -> dict[str, Any]:
-    """Tables of which one row, for training, has a canary in every column but the label."""
-    data = tables()
-    for column in data["south"]:
-        if column != "label":
-            data["south"].loc[8, column] = NUMBER if column.startswith("f") else TEXT
-    return data
-
-
-def forms() -> list[bytes]:
-    """The canaries as a file may have them: as text, and as numbers."""
-    return [TEXT.encode(), b"98765.4", struct.pack("<d", NUMBER), struct.pack("<f", NUMBER)]
 
 
 def found(channel: Recorded, run: Path) -> list[str]:

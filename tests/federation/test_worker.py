@@ -87,16 +87,23 @@ def test_what_is_printed_does_not_reach_the_pipe(worker: Worker) -> None:
     assert b"There is no letter of the kind 'something else'. 0" in done.stderr
 
 
-def test_a_worker_ends_with_its_parent(worker: Worker) -> None:
-    code = (
-        "import time; from fedtailor.federation.nvflare.worker import Worker; "
-        "worker = Worker(); print(worker.start().pid, flush=True); time.sleep(60)"
+def test_a_worker_at_work_ends_with_its_parent(worker: Worker) -> None:
+    work = (
+        "import time; from fedtailor.federation.local_site import LocalSite; "
+        "from fedtailor.federation.nvflare.worker import main; "
+        "LocalSite.answer = lambda self, letter: print('at work', flush=True) or time.sleep(600); main()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout
-        pid = int(parent.stdout.readline())
-        assert Path(f"/proc/{pid}").exists()
-        parent.kill()
+    parent = (
+        "import subprocess, sys, time; from fedtailor.federation.nvflare.worker import send; "
+        "process = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdin=subprocess.PIPE, "
+        "stdout=subprocess.PIPE, stderr=subprocess.PIPE); send(process.stdin, b'letter'); process.stderr.readline(); "
+        "print(process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent, work], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        assert _runs(pid)
+        process.kill()
     wait_for(lambda: not _runs(pid), 20, "the end of the worker")
 
 
@@ -112,9 +119,9 @@ def _open_files(files: Path) -> set[str]:
 def test_two_workers_of_a_site_are_never_at_work_at_once(worker: Worker) -> None:
     worker.answer(HELLO, wanted)
     other, answers = Worker(), []
+    files = Path(f"/proc/{other.start().pid}/fd")
     thread = threading.Thread(target=lambda: answers.append(other.answer(HELLO, wanted)))
     thread.start()
-    files = Path(f"/proc/{other.start().pid}/fd")
     wait_for(lambda: LOCK in _open_files(files), 60, "the other worker's turn")
     thread.join(1)
     assert not answers

@@ -18,8 +18,8 @@ from fedtailor.errors import FedtailorError, listed
 from fedtailor.federation.coordinator import STATUS
 from fedtailor.federation.nvflare.admin import Admin, Unreachable
 from fedtailor.federation.nvflare.job import PLAN, RUN, read_note, write_job
-from fedtailor.federation.nvflare.launch import check_kit, launch
-from fedtailor.federation.nvflare.processes import end
+from fedtailor.federation.nvflare.launch import check_kit, launch, trim
+from fedtailor.federation.nvflare.processes import alone, end
 from fedtailor.federation.plan import read_plan
 from fedtailor.files import make_directory
 
@@ -30,7 +30,7 @@ END = 60.0  # and for one to end
 SAVE = 10.0  # and to save its last round, which is all that Ctrl-C waits for
 FRUITLESS = 5  # jobs in a row without a finished round: something is wrong
 JOB = "fedtailor"  # the name of a job's folder
-LOG = "nvflare.log"
+LOG, LOCK = "nvflare.log", "run.lock"  # in the server's kit
 
 
 class Driver:
@@ -71,6 +71,10 @@ class Driver:
 
     def run(self) -> None:
         """Run all rounds that are left. However it ends, what was started is ended, and the same call goes on."""
+        with alone(self.kit / LOCK, f"{self.plan.name} is being run already: by another `fedtailor deploy run` here."):
+            self._run()
+
+    def _run(self) -> None:
         make_directory(self.directory)
         fruitless = 0
         finished = self.phase == "done"
@@ -97,9 +101,8 @@ class Driver:
         if not self._own and _listens(self.plan.port):
             self.tell("The server runs already.")
             return
-        with open(self.kit / LOG, "ab") as log:
-            environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
-            self._server = launch("server", self.plan.server, self.kit, log, **environment)
+        environment = {PLAN: str(self.plan_file.resolve()), RUN: str(self.directory.resolve())}
+        self._server = launch("server", self.plan.server, self.kit, self.kit / LOG, **environment)
         self.tell("The server was started again." if self._own else f"The server listens on port {self.plan.port}.")
         self._own, self._reached = True, False
 
@@ -223,6 +226,7 @@ class Driver:
 
     def _look(self) -> None:
         self.show()
+        trim(self.kit / LOG)
         time.sleep(LOOK)
 
     def _close(self) -> None:

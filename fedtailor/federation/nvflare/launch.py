@@ -4,30 +4,40 @@ import os
 import runpy
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from fedtailor.errors import FedtailorError
 from fedtailor.federation.nvflare.processes import end_with_parent
 
 MODULE = "fedtailor.federation.nvflare.launch"
 HEARTBEAT = 4  # seconds between a client's signs of life; the server misses it after 15
+LONG = 50_000_000  # bytes of a log
 Role = Literal["server", "client", "admin"]
 
 
-def launch(role: Role, name: str, kit: Path, log: IO[bytes], **environment: str) -> "subprocess.Popen[bytes]":
-    """Start NVFlare's server or client with the start-up kit of this name."""
+def launch(role: Role, name: str, kit: Path, log: Path, **environment: str) -> "subprocess.Popen[bytes]":
+    """Start NVFlare's server or client with the start-up kit of this name. What it prints is added to `log`."""
     check_kit(kit, role, name)
     if any(character.isspace() for character in str(kit.resolve())):
         raise FedtailorError(f"NVFlare cannot run in a path with spaces: move the kit of {name} out of {kit}.")
-    return subprocess.Popen(
-        [sys.executable, "-m", MODULE, role, str(kit.resolve())],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is ours to handle
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", MODULE, role, str(kit.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to handle
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+
+
+def trim(log: Path) -> None:
+    """Begin a long log anew. (NVFlare keeps logs of its own in the kit.)"""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > LONG:
+            os.truncate(log, 0)
 
 
 def check_kit(kit: Path, role: Role, name: str) -> None:

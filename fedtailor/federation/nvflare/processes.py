@@ -1,16 +1,30 @@
 """Processes that end with whoever started them, and are ended with all that they started. Linux only, as NVFlare is."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fedtailor.errors import FedtailorError
 
 LOOK = 0.2  # seconds from look to look at the parent
 GRACE = 5.0  # seconds for a process that was asked to end
+
+
+@contextmanager
+def alone(lock: Path, refusal: str | None = None) -> Iterator[None]:
+    """Be the only one with this lock: wait for it, or refuse in these words. It goes with its process."""
+    with open(lock, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+        except BlockingIOError:
+            raise FedtailorError(str(refusal)) from None
+        yield
 
 
 def end_with_parent() -> None:

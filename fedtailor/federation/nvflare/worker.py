@@ -4,7 +4,6 @@ The work is not done in NVFlare's process: if the system kills the worker (out o
 letter is repeated, and the job goes on. `python -m` this module is the worker.
 """
 
-import fcntl
 import os
 import struct
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from fedtailor.federation.nvflare.job import SITE
-from fedtailor.federation.nvflare.processes import end_with_parent
+from fedtailor.federation.nvflare.processes import alone, end_with_parent
 from fedtailor.files import make_directory
 
 MODULE = "fedtailor.federation.nvflare.worker"
@@ -106,15 +105,6 @@ def _exactly(pipe: IO[bytes], size: int) -> bytes:
     return content
 
 
-@contextmanager
-def only_one(directory: Path) -> Iterator[None]:
-    """Wait until no other worker of the site is at work: what a job that broke off left behind ends within moments."""
-    make_directory(directory)
-    with open(directory / LOCK, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def main() -> None:
     """Answer letters until there are no more."""
     letters, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -127,7 +117,8 @@ def main() -> None:
     file = read_site(Path(os.environ[SITE]))
     from fedtailor.federation.local_site import LocalSite
 
-    with only_one(file.private), suppress(EOFError, BrokenPipeError):
+    make_directory(file.private)
+    with alone(file.private / LOCK), suppress(EOFError, BrokenPipeError):  # what a job left behind ends within moments
         site = LocalSite(file, file.read_plan())
         while True:
             send(answers, site.answer(receive(letters)))
