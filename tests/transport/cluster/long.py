@@ -23,7 +23,7 @@ from fedtailor.transport.ray_actors import Actor
 from fedtailor.transport.ray_parcels import LARGE, pack_sites
 from fedtailor.transport.ray_session import connected
 from tests.transport.cluster.looking import SMALL, actors, check_same, gone, processes
-from tests.transport.cluster.methods import Deadly, Net
+from tests.transport.cluster.methods import Deadly, Net, Stuck
 from tests.transport.faults import OutOfReagent, Raising
 from tests.transport.place import Pretended
 
@@ -151,6 +151,16 @@ def test_samples_that_are_read_when_a_batch_needs_them(engine: dict[str, Any], t
     np.save(tmp_path / "y.npy", random.integers(3, size=600))
     settings: dict[str, Any] = {"data": tmp_path, "clients": 4, "model": "mlp:8", "rounds": 2}
     check_same(ft.run("fedper", **engine, **settings), ft.run("fedper", engine="in-process", **settings))
+
+
+def test_a_client_that_never_answers_is_left_out_at_the_deadline(engine: dict[str, Any], tmp_path: Path) -> None:
+    expected = r"round 2: client 3 left out: it did not answer within 3 s\."
+    with pytest.warns(ft.ClientNote, match="3 is back"), pytest.warns(ft.ClientFailure, match=expected):
+        result = ft.run(Stuck(note=str(tmp_path / "note")), deadline=3.0, **engine, **SMALL)
+    assert [record.failed for record in result.rounds] == [[], [3], []]
+    processes = set(map(int, (tmp_path / "note").read_text().split()))
+    assert len(processes) == 2  # what it forked ended with it
+    assert gone(processes)
 
 
 def test_a_client_that_kills_every_worker_is_left_out(engine: dict[str, Any]) -> None:
