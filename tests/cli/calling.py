@@ -14,6 +14,9 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport import Transport
 
+# Characters that a terminal would obey.
+HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
 
 @dataclass(frozen=True)
 class Answer:

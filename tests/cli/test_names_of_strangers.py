@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.text import SafeConsole, json_text, plain_table, spreadsheet_cell, visible
-from tests.cli.calling import Answer, Call, done
+from tests.cli.calling import HOSTILE, Answer, Call, done
 
 CLIENT = "\x1b]0;owned\x07[bold red]x[/]"
 CLASSES = ["[/red]", "=1+2", "\x9b31mred\u202e", "a\nb"]
-HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 RUN = "runs[1]"
 SHORT = ("--rounds", 1, "--epochs", 1, "--engine", "in-process", "--model", "mlp:4")
 

@@ -16,8 +16,7 @@ from fedtailor.server.evaluation import chosen_round
 from fedtailor.server.failures import ClientFailure, ClientNote
 from fedtailor.studies.clients import client_table
 from fedtailor.studies.summary import Summary, summarize
-from tests.cli.calling import Call, done
-from tests.cli.test_names_of_strangers import HOSTILE
+from tests.cli.calling import HOSTILE, Call, done
 from tests.helpers import rewrite
 from tests.server.changing import recorded, silent
 
