@@ -1,4 +1,4 @@
-"""What sites declare when they join a federation, and what all of them agree on by it.
+"""The declarations of sites that join a federation, and the agreement that follows from them.
 
 A site declares facts about its samples and none of them. From the declarations of all sites follow the classes, the
 features with their constants, and the size of the network: the same as in a simulation of the same data.
@@ -64,7 +64,7 @@ class Hello(_Plain):
 
 
 class Common(_Plain):
-    """What all sites of a run know: its name, the roster, and what the declarations add up to."""
+    """The knowledge that all sites of a run share: its name, the roster, and the sum of the declarations."""
 
     run: Run
     sites: tuple[str, ...] = Field(min_length=1)

@@ -130,7 +130,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _code(plan: "Plan") -> str:
-    """Whether the plan names code that is not of the catalogue."""
+    """Say whether the plan names code that is not of the catalogue."""
     from fedtailor.runs import named_code
 
     terms = plan.terms()

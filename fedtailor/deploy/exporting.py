@@ -104,7 +104,7 @@ class Source:
 
     @cached_property
     def origin(self) -> Origin:
-        """What the model files say of the run."""
+        """The origin of the run's model files."""
         return Origin(self.result.experiment, self.terms, self.data, self.simulation.finished, self.result.metric)
 
     def personal_model(self, client: int) -> tuple[Tensor, Quality]:

@@ -228,7 +228,7 @@ def _hello(answer: bytes | str, site: str) -> Hello:
 
 
 class Status:
-    """Who is there, for whoever watches: a small file beside the run's records."""
+    """A small file beside the run's records that says which sites are there, for whoever watches."""
 
     def __init__(self, out: Path, sites: tuple[str, ...]) -> None:
         self._out, self._phase, self._round = out, "waiting", 0

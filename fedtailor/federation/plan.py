@@ -30,7 +30,7 @@ class FileOf(BaseModel):
 
 
 class Privacy(FileOf):
-    """What sites tell at most. Each may tell less."""
+    """The most that sites tell. Each may tell less."""
 
     metrics: Disclosed = Field("exact", description="the metrics of a site's models: exact, rounded (to 1 %), or none")
     rare: int = Field(

@@ -30,7 +30,7 @@ NEVER_LEAVES = (
 
 @dataclass(frozen=True)
 class Preview:
-    """What a site would exchange with the server by a plan, and what keeps it from doing so."""
+    """The exchange of a site with the server by a plan, and the reasons that keep it from joining."""
 
     site: str
     plan: Plan
@@ -49,7 +49,7 @@ class Preview:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What keeps the site from joining."""
+        """The reasons that keep the site from joining."""
         return self.findings.problems
 
     def plain(self) -> dict[str, Any]:

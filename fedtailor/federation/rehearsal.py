@@ -153,7 +153,7 @@ def _tensors(message: Message, seen: Mapping[str, str] | None = None) -> tuple[S
 def _later(
     loop: Loop, number: int, last: int, exchanges: list[Exchange], seen: Mapping[str, str]
 ) -> Iterator[Exchange]:
-    """What goes up in the rounds that were not played: what the server's own check takes then."""
+    """The uploads of the rounds that were not played: those that the server's own check takes then."""
     played = {asked: [each for each in exchanges if each.asked == asked] for asked in {e.asked for e in exchanges}}
     for round in range(last + 1, loop.experiment.rounds + 1):
         called = number in loop.call(round)

@@ -13,7 +13,7 @@ LOG = "site.log"
 
 
 class SiteFile(FileOf):
-    """What a site says of itself. Paths are relative to the file; none of it is sent."""
+    """A site's settings. Paths are relative to the file; none of it is sent."""
 
     here: Path = Field(Path(), exclude=True)  # the file's directory
     name: Name = Field(description="the site's name in the plan")
@@ -71,7 +71,7 @@ class SiteFile(FileOf):
         return plan
 
     def tells(self, plan: Plan) -> Disclosed:
-        """What leaves of the metrics: the less of what the plan and the site say."""
+        """The part of the metrics that leaves: the less of what the plan and the site say."""
         return max(self.metrics, plan.privacy.metrics, key=DISCLOSED.index)
 
 

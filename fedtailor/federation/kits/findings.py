@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""A finding of the doctor."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What each role reads: a page of a few lines, and a site's file to fill in."""
+"""A page of a few lines for each role, and a site's file to fill in."""
 
 from fedtailor.experiment import Experiment
 from fedtailor.federation.kits.project import ADMIN, DAYS, SERVER

@@ -30,7 +30,7 @@ STREAMERS = ("site_log_streamer", "log_receiver")  # components that carry logs 
 
 
 def authorization(plan: Plan, server: bool) -> dict[str, Any]:
-    """Who may do what here: the plan's admin submits and ends jobs, and sees whether sites are there."""
+    """The rights of roles here: the plan's admin submits and ends jobs, and sees whether sites are there."""
     admin = f"n:{plan.admin}"
     rights = {
         "submit_job": admin,

@@ -45,7 +45,7 @@ def organisation(name: str) -> str:
 
 
 def profile(plan: Plan) -> dict[str, Any]:
-    """What all participants share, for NVFlare's tools that sign requests."""
+    """The profile that all participants share, for NVFlare's tools that sign requests."""
     return {
         "name": plan.name,
         "scheme": "grpc",

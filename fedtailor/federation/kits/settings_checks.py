@@ -51,7 +51,7 @@ def in_force(kit: Path, name: str) -> Path:
 
 
 def _set(kit: Path, name: str, what: str) -> str:
-    """How to change a policy file, which may not be there yet."""
+    """Say how to change a policy file, which may not be there yet."""
     path = kit / "local" / name
     return f"in {path}{'' if path.exists() else f' (first copy {path.name}.default to it)'} {what}."
 

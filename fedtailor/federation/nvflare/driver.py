@@ -57,7 +57,7 @@ class Driver:
 
     @property
     def phase(self) -> str:
-        """How far the run is, as its coordinator says: `done`, or `incomplete` if a site has no model yet."""
+        """The phase of the run, as its coordinator says: `done`, or `incomplete` if a site has no model yet."""
         with suppress(OSError, ValueError, KeyError):
             if (self.directory / "result.json").is_file():
                 return str(json.loads((self.directory / STATUS).read_text(encoding="utf-8"))["phase"])

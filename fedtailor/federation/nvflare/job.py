@@ -19,7 +19,7 @@ POLL = 0.2  # seconds between a site's questions for work: NVFlare's default of 
 
 
 class Note(BaseModel):
-    """What came of the last job, as its controller wrote it down. NVFlare's own status is not to be relied on."""
+    """The outcome of the last job, as its controller wrote it down. NVFlare's own status is not to be relied on."""
 
     job: str
     state: str  # running, interrupted, refused, failed, finished
