@@ -83,12 +83,12 @@ class Plan(FileOf):
                     if setting == "rare"
                     else "deadline, above [experiment]"
                     if setting == "deadline"
-                    else "its own file"
+                    else "the site.toml of each site, or leave it out"
                 )
                 raise FedtailorError(
                     f"The experiment of the plan sets {setting!r}, which is not its to say: see {where}."
                 )
-        self.terms()  # refuses what no experiment can have
+        _check_names(self.terms())
         return self
 
     def terms(self) -> Experiment:
@@ -102,6 +102,17 @@ class Plan(FileOf):
         if site not in self.sites:
             raise unknown("site in the plan", site, self.sites)
         return self.sites.index(site)
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Refuse a method, parameter or network that there is not. Code as module:name is the sites' to allow."""
+    from fedtailor.methods import find_method
+    from fedtailor.models import CATALOGUE
+
+    if ":" not in experiment.method:
+        find_method(experiment.method, experiment.parameters)
+    if ":" not in experiment.model and experiment.model not in CATALOGUE:
+        raise unknown("model", experiment.model, CATALOGUE)
 
 
 def read_plan(path: Path) -> Plan:
