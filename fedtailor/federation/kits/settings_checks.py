@@ -90,7 +90,7 @@ def _rights(policy: dict[str, Any], kit: Path, server: bool) -> Iterator[Finding
 
 
 def _granted(policy: Any, role: str, right: str) -> bool:
-    """Whether anybody with this role has a right."""
+    """Tell whether anybody with this role has a right."""
     from nvflare.fuel.sec.authz import FalseEvaluator, TrueEvaluator
 
     conditions = policy.role_right_map.get(f"{role}:*") or policy.role_right_map.get(f"{role}:{right}")
@@ -186,7 +186,7 @@ def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shared(path: Any, kit: Path) -> bool:
-    """Whether a path is in a directory for everybody, and not in the kit."""
+    """Tell whether a path is in a directory for everybody, and not in the kit."""
     if not isinstance(path, str) or path.startswith("/proc/self/cwd/"):  # NVFlare works in the kit
         return False
     found = Path(path).resolve()

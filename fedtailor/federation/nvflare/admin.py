@@ -49,7 +49,7 @@ class Admin:
         return str(self._ask("submit", str(folder.resolve())))
 
     def ended(self, job: str) -> bool:
-        """Whether NVFlare takes a job for ended."""
+        """Tell whether NVFlare takes a job for ended."""
         return str(self._ask("status", job)).startswith("FINISHED")
 
     def abort(self, job: str) -> None:
