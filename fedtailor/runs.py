@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fedtailor.agreement import FILE as FEDERATION
 from fedtailor.data import Clients, Dataset
 from fedtailor.errors import FedtailorError, shown, unknown, warn
-from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment, written_again
+from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.imports import object_name
 from fedtailor.joining import Additions, add, run_data
 from fedtailor.local.isolation import isolated
@@ -29,6 +29,7 @@ from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
 from fedtailor.simulation import Simulation, create, look_into, reopen
+from fedtailor.toml import written_again
 
 CHANGEABLE = ("rounds", "workers", "engine", "address", "deadline", "states", "checkpoint_every", "data_dir", "debug")
 OnRound = Callable[[RoundRecord], None]

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.experiment import deciding_settings, make_experiment, write_toml
+from fedtailor.experiment import deciding_settings, make_experiment
 from fedtailor.files import seal, unseal
 from fedtailor.messages import Metrics
 from fedtailor.method import Uploads
@@ -20,6 +20,7 @@ from fedtailor.models import CATALOGUE
 from fedtailor.preparing import Objects, prepare
 from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.simulation import Simulation
+from fedtailor.toml import write_toml
 
 
 class Quadratic(nn.Module):

@@ -9,8 +9,9 @@ import pytest
 import fedtailor as ft
 from fedtailor.cli.options import parse_assignments
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment, make_experiment, parse_toml, read_experiment, write_toml
+from fedtailor.experiment import Experiment, make_experiment, read_experiment
 from fedtailor.studies.comparison import make_comparison
+from fedtailor.toml import parse_toml, write_toml
 
 HUGE = 10**5_000  # Python writes no number of so many digits
 

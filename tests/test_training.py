@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.experiment import make_experiment, parse_toml, write_toml
+from fedtailor.experiment import make_experiment
 from fedtailor.local.chain import chain_of
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.site.site import Site
 from fedtailor.studies.comparison import make_comparison
+from fedtailor.toml import parse_toml, write_toml
 from fedtailor.training import balanced
 from tests.helpers import digits, final, make_simulation, numbers
 

@@ -10,15 +10,8 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedtailor.errors import FedtailorError, shown
-from fedtailor.experiment import (
-    DATA_SETTINGS,
-    NEW_DATA_SETTINGS,
-    TABLE_SETTINGS,
-    Evaluation,
-    Experiment,
-    in_sections,
-    parse_toml,
-)
+from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, TABLE_SETTINGS, Evaluation, Experiment, in_sections
+from fedtailor.toml import parse_toml
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",

@@ -57,7 +57,7 @@ def _plain(preset: "Preset") -> dict[str, Any]:
 
 def _show(preset: "Preset") -> None:
     """Print a preset with its settings and the paper's numbers."""
-    from fedtailor.experiment import write_toml
+    from fedtailor.toml import write_toml
 
     table = plain_table(f"{preset.name}: {preset.title}")
     table.add_column("method", style="bold")

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from fedtailor.errors import FedtailorError, shown, unknown, wanted
-from fedtailor.experiment import DATA_SETTINGS, Experiment, make_experiment, read_toml
+from fedtailor.experiment import DATA_SETTINGS, Experiment, make_experiment
+from fedtailor.toml import read_toml
 
 # Settings about samples that all sites have in common; the others are each site's own, or have no meaning there.
 COMMON = ("test", "validation", "pixels", "labels", "preprocessing", "image_size")

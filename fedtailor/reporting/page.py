@@ -12,7 +12,6 @@ from typing import Any
 
 from fedtailor.data.partitions import PARTITIONS
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import write_toml
 from fedtailor.participation import Participation
 from fedtailor.reporting import figures as general
 from fedtailor.reporting.clients import clients_html
@@ -25,6 +24,7 @@ from fedtailor.result import RunResult
 from fedtailor.studies.clients import client_table
 from fedtailor.studies.summary import Summary, summarize
 from fedtailor.text import human_bytes, human_time
+from fedtailor.toml import write_toml
 
 # Nothing is ever loaded from elsewhere: the browser is told to refuse.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -32,14 +32,7 @@ import torch
 
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import (
-    Experiment,
-    deciding_settings,
-    first_difference,
-    make_experiment,
-    read_experiment,
-    write_toml,
-)
+from fedtailor.experiment import Experiment, deciding_settings, first_difference, make_experiment, read_experiment
 from fedtailor.files import (
     append,
     damaged,
@@ -58,6 +51,7 @@ from fedtailor.files import (
 from fedtailor.metric import ACCURACY, LOSS, Metric
 from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
 from fedtailor.server.setup import Setup
+from fedtailor.toml import write_toml
 from fedtailor.version import __version__
 
 BEFORE = {"stratify": False}  # what runs did before there was a setting for it

@@ -28,7 +28,6 @@ from fedtailor.experiment import (
     make_experiment,
     merged,
     read_experiment,
-    write_toml,
 )
 from fedtailor.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
 from fedtailor.methods import find_method, method_class
@@ -41,6 +40,7 @@ from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import Plain, Record
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
+from fedtailor.toml import write_toml
 
 Settings = dict[str, Any]
 FILE, RUNS, RESULT = "comparison.toml", "runs.json", "result.json"

@@ -18,14 +18,7 @@ from statistics import fmean
 from typing import Self
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import (
-    EXECUTION_ONLY,
-    Experiment,
-    first_difference,
-    parse_toml,
-    read_experiment,
-    write_toml,
-)
+from fedtailor.experiment import EXECUTION_ONLY, Experiment, first_difference, read_experiment
 from fedtailor.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor.local.isolation import isolated
 from fedtailor.methods import find_method, method_class
@@ -41,6 +34,7 @@ from fedtailor.studies.proposing import check_installed, propose
 from fedtailor.studies.ranges import check_only, search_ranges
 from fedtailor.studies.runner import PreparedRuns, perform, run_name
 from fedtailor.studies.trials import Budget, Trial, Trials, Tuned
+from fedtailor.toml import parse_toml, write_toml
 
 FILE, CHOSEN = "tuning.toml", "tuned.toml"
 WORSE, LATE = "worse than the median of the trials before it", "its time was up"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.experiment import write_toml
 from fedtailor.federation.coordinator import Coordinator
 from fedtailor.federation.local_site import LocalSite
 from fedtailor.federation.plan import Plan, read_plan
@@ -23,6 +22,7 @@ from fedtailor.messages import NEVER
 from fedtailor.result import RunResult
 from fedtailor.server.failures import ClientFailure, ClientNote
 from fedtailor.simulation import Simulation
+from fedtailor.toml import write_toml
 from fedtailor.transport.channel import InMemory
 
 NAMES = ("north", "south", "west")

@@ -22,12 +22,13 @@ import torch
 import fedtailor as ft
 from fedtailor.cli.running import show
 from fedtailor.cli.watching import Watched
-from fedtailor.experiment import read_experiment, write_toml
+from fedtailor.experiment import read_experiment
 from fedtailor.files import seal, unseal
 from fedtailor.messages import frame
 from fedtailor.reporting.runs import read_runs
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import FILE, RUNS, Comparing, make_comparison
+from fedtailor.toml import write_toml
 
 SMALL: dict[str, Any] = {
     "data": "digits",

@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import write_toml
 from fedtailor.federation.kits.certificates import fingerprint_of, read_certificate
 from fedtailor.federation.kits.exchange import CA, PLAN, PROFILE, make_request, package, sign
 from fedtailor.federation.kits.pages import page, site_template
@@ -15,6 +14,7 @@ from fedtailor.federation.kits.project import ADMIN, ROOT_DAYS, SERVER, particip
 from fedtailor.federation.kits.tools import nvflare
 from fedtailor.federation.plan import Plan, read_plan
 from fedtailor.files import make_directory, writing
+from fedtailor.toml import write_toml
 
 KIT = "kit"
 PROJECT = "project.yml"
