@@ -13,9 +13,12 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedtailor.attack import Attack
 from fedtailor.errors import FedtailorError, shown, unknown, wanted
 from fedtailor.metric import ACCURACY, AUTO, Metric
 from fedtailor.participation import Participation
+from fedtailor.privacy import Privacy
+from fedtailor.robust import Rule
 from fedtailor.schedule import RateSchedule
 from fedtailor.toml import read_toml, written_again
 
@@ -43,6 +46,7 @@ NEW_DATA_SETTINGS = tuple(
 
 
 MOST = 10**9  # of anything that is counted
+NONE = "none"  # a setting that is off, where a grid or a command line has to say so
 ADAM_LR = 0.001  # the default learning rate of adam and adamw
 
 
@@ -259,6 +263,27 @@ class Experiment(_Strict):
     steps: int | None = Field(None, ge=1, le=MOST, description="local steps in a round, in place of epochs")
     batch: int | Literal["full"] = Field(10, description="batch size, or full")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
+    privacy: str | None = Field(
+        None,
+        description="differential privacy: client, clip=1.0, noise=0.8, delta=1e-5 (a client's change is clipped, noise is "
+        "added to the mean; by=clients: by each of them; clip=quantile:0.5 follows the median) or sample, clip=1.0, "
+        "noise=0.8 (DP-SGD at each client); without noise, it is found for --epsilon",
+    )
+    epsilon: float | Literal["inf"] | None = Field(
+        None,
+        description="the privacy budget: stop before ε exceeds it or, where the noise is not given, find the noise for "
+        "this number of rounds; inf is the same run without privacy",
+    )
+    aggregation: str = Field(
+        "mean",
+        description="how means of uploads are taken: mean, median, trimmed:0.2, krum:2, multi-krum:2,5, "
+        "geometric-median or norm-bound:1.0",
+    )
+    attack: str | None = Field(
+        None,
+        description="hostile clients, for studies: sign-flip, scaling, gaussian, label-flip, little, backdoor, nan, "
+        "wrong-shape, wrong-name or replay, clients=0.2 (their share, or their numbers), factor=10",
+    )
     augment: str | None = Field(
         None,
         description="change training images at random: crop:4,flip,jitter:0.2 or any of these (a window of the image "
@@ -331,6 +356,34 @@ class Experiment(_Strict):
             return str(Participation.parse(value))
         except OverflowError:
             raise ValueError(f"at most {MOST} clients") from None
+
+    @field_validator("privacy", mode="before")
+    @classmethod
+    def _privacy(cls, value: Any) -> str | None:
+        return None if value in (None, NONE) else str(Privacy.parse(value))
+
+    @field_validator("attack", mode="before")
+    @classmethod
+    def _attack(cls, value: Any) -> str | None:
+        return None if value in (None, NONE) else str(Attack.parse(value))
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _aggregation(cls, value: Any) -> str:
+        return str(Rule.parse(value))
+
+    @field_validator("epsilon", mode="before")
+    @classmethod
+    def _epsilon(cls, value: Any) -> Any:
+        if value is None or value == "inf":
+            return value
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("a number above 0, or inf") from None
+        if not number > 0:
+            raise ValueError("a number above 0, or inf")
+        return "inf" if number == float("inf") else number
 
     @field_validator("head", mode="before")
     @classmethod
@@ -408,6 +461,10 @@ class Settings(TypedDict, total=False):
     steps: int | None
     batch: int | Literal["full"]
     drop_last: bool
+    privacy: str | Mapping[str, Any] | None
+    epsilon: float | Literal["inf"] | None
+    aggregation: str
+    attack: str | Mapping[str, Any] | None
     augment: str | None
     seed: int
     dtype: Literal["float32", "float64"]

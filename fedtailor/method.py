@@ -7,7 +7,7 @@ client uploads is aggregated; the server's loop does it, and hands single upload
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,7 +48,12 @@ class Mean:
 
 @dataclass(frozen=True)
 class Each:
-    """The server sees every client's own tensor."""
+    """The server sees every client's own tensor. `record` says that it only writes it down: a private run goes without.
+
+    A method that needs single uploads cannot have their mean made robust or private.
+    """
+
+    record: bool = False
 
 
 Uploads = Mapping[str, Mean | Each]
@@ -68,9 +73,11 @@ class Total:
         means: Mapping[str, Tensor],
         weights: Mapping[str, Tensor],
         single: Mapping[str, dict[int, Tensor]],
+        share: float | None = None,
     ) -> None:
+        """`share` is that of the clients that are expected in a round, in place of those that replied."""
         self.clients, self.n_samples = clients, n_samples
-        self._means, self._weights, self._single = means, weights, single
+        self._means, self._weights, self._single, self._share = means, weights, single, share
 
     def __getitem__(self, name: str) -> Tensor:
         """The mean of an upload; of one that is seen singly, the mean by samples."""
@@ -87,6 +94,10 @@ class Total:
         """The numbers of the clients that replied, as a tensor."""
         return torch.tensor(self.clients, device=self.n_samples.device)
 
+    def has(self, name: str) -> bool:
+        """Find out whether an upload that is seen singly came: one for the record alone stays away in a private run."""
+        return bool(self._single.get(name))
+
     def weight(self, name: str) -> Tensor:
         """The sum of the weights of a mean whose weights are uploads."""
         return self._weights[name]
@@ -94,6 +105,17 @@ class Total:
     def each(self, name: str) -> dict[int, Tensor]:
         """Every client's own tensor."""
         return self._single[name]
+
+    def share(self, server: "Server", weights: Literal["samples", "equal"]) -> float:
+        """Compute the share of the clients that replied in the samples of all clients, or in their number.
+
+        In a private round it is the expected share: the real one would tell who took part.
+        """
+        if self._share is not None:
+            return self._share
+        if weights == "equal":
+            return len(self.clients) / server.n_clients
+        return int(self.n_samples.sum()) / int(server.n_samples.sum())
 
     def rows(self, name: str) -> Tensor:
         """Every client's own tensor, as the rows of a matrix in the order of `clients`."""
@@ -150,6 +172,11 @@ class Server:
         if about not in self.warnings:
             self.warnings[about] = message
             warn(message)
+
+    def note(self, total: Total, name: str) -> None:
+        """Write each client's own upload into its row of the server's tensor `name`, unless it was not uploaded."""
+        if total.has(name):
+            self.state[name] = self.state[name].index_copy(0, total.index, total.rows(name))
 
     def keep(self, client: int, state: State) -> None:
         """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""
@@ -235,6 +262,12 @@ class Method(BaseModel):
         weights of a mean are one number.
         """
         return {}
+
+    def sent(self, message: Message, name: str, like: Tensor) -> Tensor | None:
+        """Return what the upload `name` is a change of: the tensor of that name that the client was sent. None if there
+        is none: the upload itself is the change, as a gradient is."""
+        found = message.get(name)
+        return found if found is not None and found.shape == like.shape else None
 
     def join(self, server: Server, before: int) -> None:
         """Make room for clients that join a run that has begun: `server.n_clients` has grown from `before`.

@@ -7,7 +7,7 @@ import typer
 from rich.progress import Progress, TaskID
 
 from fedtailor.cli.display import RoundProgress, err, marked, out, print_setup, progress_bars, setup_lines
-from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAILED = 1  # exit code: there is a table, but not all runs are in it
 
 
-@experiment_options("Data", "Model", "Training", "Evaluation", "Execution", without="seed")
+@experiment_options(*RUN_GROUPS, without="seed")
 def compare(
     what: Annotated[
         list[str],

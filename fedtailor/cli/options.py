@@ -24,12 +24,14 @@ GROUPS = {
     "Table": TABLE_SETTINGS,
     "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
+    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "attack"),
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
         *("device", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),
         *("observe_limit", "on_failure", "tensorboard", "debug"),
     ),
 }
+RUN_GROUPS = ("Data", "Model", "Training", "Privacy and attacks", "Evaluation", "Execution")  # of a whole experiment
 SHORT = {f"evaluate_{name}": f"--{name.replace('_', '-')}" for name in ("fine_tune", "choose", "metric", "patience")}
 
 

@@ -22,7 +22,7 @@ from fedtailor.cli.display import (
     setup_lines,
     visible,
 )
-from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import (
     SETTING_NAMES,
@@ -43,7 +43,7 @@ INTERRUPTED = 130
 CLIENTS = 30  # that `show` lists at most
 
 
-@experiment_options("Data", "Model", "Training", "Evaluation", "Execution")
+@experiment_options(*RUN_GROUPS)
 def run(
     what: Annotated[
         list[str],

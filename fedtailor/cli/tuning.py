@@ -7,7 +7,7 @@ import typer
 
 from fedtailor.cli.comparing import asked, numbers
 from fedtailor.cli.display import RoundProgress, err, json_text, marked, out, print_setup, progress_bars, setup_lines
-from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAILED = 1  # exit code: there are settings, but not of all methods
 
 
-@experiment_options("Data", "Model", "Training", "Evaluation", "Execution", without="seed")
+@experiment_options(*RUN_GROUPS, without="seed")
 def tune(
     what: Annotated[
         list[str],

@@ -30,7 +30,7 @@ class APFL(Method):
     shared_part: ClassVar[str] = "the global model"
     own_part: ClassVar[str] = "a local model, and its share α in the mix"
 
-    uploads: ClassVar[Uploads] = {"theta": Mean("samples"), "alpha": Each()}  # α_i for the record alone
+    uploads: ClassVar[Uploads] = {"theta": Mean("samples"), "alpha": Each(record=True)}
 
     alpha: float = Field(0.5, ge=0, le=1, description="share of the local model in the mix, or its first value, α_i")
     adaptive: bool = Field(True, description="learn each client's α_i, or keep it fixed")
@@ -58,7 +58,7 @@ class APFL(Method):
 
     def receive(self, server: Server, total: Total) -> None:
         super().receive(server, total)
-        server.state["alpha"] = server.state["alpha"].index_copy(0, total.index, total.rows("alpha"))
+        server.note(total, "alpha")
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         if "v" not in client.state:

@@ -44,7 +44,7 @@ class FedDyn(Method):
 
     def receive(self, server: Server, total: Total) -> None:
         mean = total["theta"]
-        moved = len(total.clients) / server.n_clients * server.layout.without_buffers(mean - server.state["theta"])
+        moved = total.share(server, "equal") * server.layout.without_buffers(mean - server.state["theta"])
         h = server.state["h"] - self.alpha * moved
         server.state |= {"h": h, "theta": mean - h / self.alpha if self.alpha else mean}
 

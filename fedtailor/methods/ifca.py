@@ -32,7 +32,7 @@ class IFCA(Method):
     own_part: ClassVar[str] = "the choice of the cluster"
 
     # θ_j is the mean over the cluster's members: each weighs its model by n_i in its own cluster, and by 0 elsewhere.
-    uploads: ClassVar[Uploads] = {"theta": Mean("member"), "cluster": Each()}
+    uploads: ClassVar[Uploads] = {"theta": Mean("member"), "cluster": Each(record=True)}
 
     clusters: int = Field(2, ge=1, description="number of clusters, k")
     search: ClassVar[Search] = {"clusters": "2..5"}
@@ -59,7 +59,7 @@ class IFCA(Method):
     def receive(self, server: Server, total: Total) -> None:
         chosen = total.weight("theta") > 0  # the other clusters keep their models
         server.state["theta"] = torch.where(chosen, total["theta"], server.state["theta"])
-        server.state["cluster"] = server.state["cluster"].index_copy(0, total.index, total.rows("cluster"))
+        server.note(total, "cluster")
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         models = torch.atleast_2d(message["theta"])  # right after its local work, a client has its own result alone

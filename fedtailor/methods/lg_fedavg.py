@@ -58,6 +58,9 @@ class LGFedAvg(Method):
     def upload_like(self, server: Server, client: int) -> Message:
         return {"shared": server.initial if server.round <= self.warm_rounds else server.initial[server.head]}
 
+    def sent(self, message: Message, name: str, like: Tensor) -> Tensor:
+        return message[name][-len(like) :]  # the head, where the whole model was sent
+
     def receive(self, server: Server, total: Total) -> None:
         theta, shared, own = server.state["theta"], total["shared"], server.state["own"].clone()
         own[total.clients] = server.round > self.warm_rounds

@@ -33,8 +33,8 @@ class PFedMB(Method):
     shared_part: ClassVar[str] = "the branches of each layer"
     own_part: ClassVar[str] = "the weights α of the branches"
 
-    # Eq. 5: a client weighs its branches by n_i α_lb. The α alone are for the record.
-    uploads: ClassVar[Uploads] = {"W": Mean("weight"), "alpha": Each()}
+    # Eq. 5: a client weighs its branches by n_i α_lb.
+    uploads: ClassVar[Uploads] = {"W": Mean("weight"), "alpha": Each(record=True)}
 
     branches: int = Field(5, ge=1, description="branches of each layer, B")
     alpha_lr: float = Field(0.2, ge=0, description="learning rate of the α, η_α")
@@ -88,7 +88,7 @@ class PFedMB(Method):
     def receive(self, server: Server, total: Total) -> None:
         used = server.layout.spread(total.weight("W")) > 0  # a branch that nobody uses keeps its value
         server.state["W"] = torch.where(used, total["W"], server.state["W"])
-        server.state["alpha"] = server.state["alpha"].index_copy(0, total.index, total.rows("alpha"))
+        server.note(total, "alpha")
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         W, slices = message["W"], self._slices(client)

@@ -74,7 +74,7 @@ class PFLEGO(Method):
 
     def receive(self, server: Server, total: Total) -> None:
         # The mean is over the participants' samples, Eq. 4 over those of all clients.
-        share = 1.0 if self.released_weights else int(total.n_samples.sum()) / int(server.n_samples.sum())
+        share = 1.0 if self.released_weights else total.share(server, "samples")
         gradient = server.n_clients / server.per_round * share * total["gradient"]
         server.step("body", gradient, value_at(self.joint_lr, server.round), self.server_optimizer)  # Eq. 4
 

@@ -63,7 +63,7 @@ class SCAFFOLD(Method):
     def receive(self, server: Server, total: Total) -> None:
         x, mean = server.state["theta"], total["theta"]
         server.state["theta"] = mean + (self.server_lr - 1) * server.layout.without_buffers(mean - x)  # x + η_g Δx
-        server.state["c"] = server.state["c"] + len(total.clients) / server.n_clients * total["change"]
+        server.state["c"] = server.state["c"] + total.share(server, "equal") * total["change"]
 
     def join(self, server: Server, before: int) -> None:
         server.state["c"] = (

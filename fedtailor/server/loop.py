@@ -19,6 +19,7 @@ from fedtailor.method import Method, Server, check_upload
 from fedtailor.metric import ACCURACY, Metric
 from fedtailor.participation import Participation
 from fedtailor.server.aggregation import Aggregator
+from fedtailor.server.aggregators import make_aggregator
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
 from fedtailor.server.failures import ClientFailure, ClientNote, Failures
@@ -176,7 +177,7 @@ class Loop:
         try:
             messages = self._messages()
             down = {client: message_bytes(message) for client, message in messages.items()}
-            total = Aggregator(self.method.uploads, list(messages), self.server.n_samples, self.server.layout)
+            total = make_aggregator(self.experiment, self.method, self.server, messages)
             measure = self.experiment.evaluation.model == "local"
             requests = [
                 Train(number, client, message, self.versions.get(client, NEVER), measure)
