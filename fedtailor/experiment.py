@@ -265,8 +265,8 @@ class Experiment(_Strict):
     drop_last: bool = Field(False, description="leave out an epoch's incomplete batch")
     privacy: str | None = Field(
         None,
-        description="differential privacy: client, clip=1.0, noise=0.8, delta=1e-5 (a client's change is clipped, noise is "
-        "added to the mean; by=clients: by each of them; clip=quantile:0.5 follows the median) or sample, clip=1.0, "
+        description="privacy: client, clip=1.0, noise=0.8, delta=1e-5 (a client's change is clipped, noise "
+        "is added to the mean; by=clients: by each of them; clip=quantile:0.5 follows the median) or sample, clip=1.0, "
         "noise=0.8 (DP-SGD at each client); without noise, it is found for --epsilon",
     )
     epsilon: float | Literal["inf"] | None = Field(

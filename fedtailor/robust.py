@@ -14,7 +14,7 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of aggregation with its numbers: the trimmed share, the hostile clients f and selected ones m, or a norm."""
+    """A rule of aggregation with its numbers: a trimmed share, f hostile and m selected clients, or a norm."""
 
     kind: Kind = "mean"
     amount: float = 0.0  # trimmed: the share at either end; krum: f; norm-bound: the largest norm
