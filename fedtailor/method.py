@@ -176,7 +176,8 @@ class Server:
     def note(self, total: Total, name: str) -> None:
         """Write each client's own upload into its row of the server's tensor `name`, unless it was not uploaded."""
         if total.has(name):
-            self.state[name] = self.state[name].index_copy(0, total.index, total.rows(name))
+            clients = torch.tensor(list(total.each(name)), device=self.state[name].device)
+            self.state[name] = self.state[name].index_copy(0, clients, total.rows(name))
 
     def keep(self, client: int, state: State) -> None:
         """Keep tensors that belong to one client. They may live on disk, and only what changed is saved."""
@@ -251,7 +252,8 @@ class Method(BaseModel):
         return {client: self.send(server, client) for client in server.participants}
 
     def receive(self, server: Server, total: Total) -> None:
-        """Update the server's state from the round's uploads (of at least one client; some may be missing)."""
+        """Update the server's state from the round's uploads: of at least one client, unless noise hides that nobody
+        replied; some may be missing."""
         for name in self.means:
             server.state[name] = total[name]
 
@@ -321,6 +323,11 @@ class Method(BaseModel):
         return [name for name, how in self.uploads.items() if isinstance(how, Mean)]
 
     @property
+    def recorded(self) -> set[str]:
+        """The uploads that are for the record alone."""
+        return {name for name, how in self.uploads.items() if isinstance(how, Each) and how.record}
+
+    @property
     def shares_model(self) -> bool:
         """True if all clients predict with the broadcast `theta`."""
         return type(self).personal_model is Method.personal_model
@@ -358,7 +365,7 @@ def expected_upload(method: Method, server: Server, client: int) -> State:
 
 def check_upload(method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0) -> None:
     """Refuse an upload that is not what the method declares: other names or, at the server, other shapes or types."""
-    if missing := sorted(method.uploaded - upload.keys()):
+    if missing := sorted(method.uploaded - method.recorded - upload.keys()):
         raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")
     if unknown := sorted(upload.keys() - method.uploaded):
         raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedtailor.budgeting import settled, wanted_privacy
 from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
@@ -33,6 +34,7 @@ from fedtailor.metric import Metric, find_metric, own_metric
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
+from fedtailor.server.budget import Budget
 from fedtailor.server.setup import Setup, describe_setup
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
@@ -84,6 +86,7 @@ class Prepared:
     data: FederatedData
     terms: Terms
     assembled: Assembled
+    budget: Budget | None = None
 
     @property
     def method(self) -> Method:
@@ -192,6 +195,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
     training = data.n_clients - len(data.new)
+    participation = Participation.parse(experiment.participation)
+    budget = _budget(experiment, method, network, training, site)
     terms = Terms(
         method,
         network,
@@ -202,7 +207,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         experiment.keep_momentum,
         experiment.evaluation.fine_tune,
         experiment.seed,
-        Participation.parse(experiment.participation).mean(training) / training,
+        participation.mean(training) / training,
         experiment.schedule,
         experiment.rounds,
         experiment.evaluation.train,
@@ -212,12 +217,25 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         metric,
         own_metric,
         data.targets == "labels",
+        budget.privacy if budget else None,
+        participation.mean(training),
     )
-    prepared = Prepared(experiment, data, terms, assembled)
+    prepared = Prepared(experiment, data, terms, assembled, budget)
     if not site:
         _check_protocol(prepared)
     _try_out_metric(prepared)
     return prepared
+
+
+def _budget(experiment: Experiment, method: Method, network: Network, clients: int, site: bool) -> Budget | None:
+    """The privacy of a run and what it may cost; None without privacy. A site gets the noise from the plan."""
+    privacy = wanted_privacy(experiment, method, network.layout)
+    if privacy is None:
+        return None
+    limit = None if isinstance(experiment.epsilon, str) else experiment.epsilon
+    participation = Participation.parse(experiment.participation)
+    budget = Budget(privacy, participation, clients, bool(method.uploaded), limit)
+    return budget if site else settled(experiment, budget)
 
 
 def _check_loss(name: str, data: FederatedData) -> None:

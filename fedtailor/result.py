@@ -103,7 +103,9 @@ class RunResult:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended before its last round (see `patience`); None if it did not."""
+        """Why the run ended before its last round (see `patience` and `epsilon`); None if it did not."""
+        if self.rounds and (why := self.rounds[-1].stop):
+            return f"stopped after round {self.rounds[-1].round}: {why}"
         found = early_stop(self.rounds, self.experiment.evaluation.patience, self.metric)
         return found.in_words(self.metric) if found and found.round < self.experiment.rounds else None
 

@@ -49,6 +49,7 @@ class Simulation:
         engine, deadline = experiment.engine, experiment.deadline
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
             engine, deadline = "in-process", None
+        away = transport is not None  # the sites are real ones
         self._apart = self._sites_apart() if engine == "sites-in-memory" and transport is None else []
         if self._apart:
             channel = InMemory({site.name: site for site in self._apart})
@@ -69,6 +70,8 @@ class Simulation:
             directory,
             Counter(join.after for join in data.joined for _ in join.clients),
             replace(terms.metric),
+            prepared.budget,
+            secret=away,
         )
 
     def _sites_apart(self) -> list[Answering]:

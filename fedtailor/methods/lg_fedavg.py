@@ -59,7 +59,7 @@ class LGFedAvg(Method):
         return {"shared": server.initial if server.round <= self.warm_rounds else server.initial[server.head]}
 
     def sent(self, message: Message, name: str, like: Tensor) -> Tensor:
-        return message[name][-len(like) :]  # the head, where the whole model was sent
+        return message[name][len(message[name]) - len(like) :]  # the head, where the whole model was sent
 
     def receive(self, server: Server, total: Total) -> None:
         theta, shared, own = server.state["theta"], total["shared"], server.state["own"].clone()

@@ -32,6 +32,7 @@ class Aggregator:
     n_samples: Tensor
     layout: Layout
     clients: list[int] = field(default_factory=list)  # that replied, in the order of their numbers
+    always: bool = False  # the method receives a total even if nobody replied
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, Message | None] = {}
@@ -69,7 +70,8 @@ class Aggregator:
         self._sums |= sums
         self.clients.append(client)
         for name, tensors in self._single.items():
-            tensors[client] = upload[name]
+            if name in upload:
+                tensors[client] = upload[name]
         for name, x in xs.items():
             if name in weights:
                 self._add_weighted(sums[name], x, weights[name])

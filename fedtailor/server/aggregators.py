@@ -3,13 +3,26 @@
 from collections.abc import Mapping
 
 from fedtailor.experiment import Experiment
+from fedtailor.local.noise import Noise
+from fedtailor.local.streams import torch_stream
 from fedtailor.messages import Message
 from fedtailor.method import Method, Server
+from fedtailor.privacy import Privacy
 from fedtailor.server.aggregation import Aggregator
+from fedtailor.server.private import PrivateAggregator
 
 
 def make_aggregator(
-    experiment: Experiment, method: Method, server: Server, messages: Mapping[int, Message]
+    experiment: Experiment,
+    method: Method,
+    server: Server,
+    messages: Mapping[int, Message],
+    privacy: Privacy | None = None,
+    secret: bool = False,
 ) -> Aggregator:
-    """Make the aggregator of a round whose participants were sent these messages."""
+    """Make the aggregator of a round whose participants were sent these messages. With `secret`, the noise of privacy
+    comes from the operating system, and in a simulation from a stream of its own."""
+    if privacy is not None and privacy.level == "client":
+        noise = Noise(None if secret else torch_stream(experiment.seed, "privacy", server.round))
+        return PrivateAggregator(method, server, messages, privacy, noise)
     return Aggregator(method.uploads, list(messages), server.n_samples, server.layout)

@@ -20,6 +20,7 @@ from fedtailor.metric import ACCURACY, Metric
 from fedtailor.participation import Participation
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregators import make_aggregator
+from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
 from fedtailor.server.failures import ClientFailure, ClientNote, Failures
@@ -45,6 +46,8 @@ class Loop:
     directory: RunDirectory | None = None
     joined: Mapping[int, int] = field(default_factory=dict)  # how many clients joined after a round
     metric: Metric = ACCURACY
+    budget: Budget | None = None  # of a private run
+    secret: bool = False  # the noise of privacy comes from the operating system
     versions: dict[int, int] = field(default_factory=dict)  # the round of each client's last accepted state
     rounds: list[RoundRecord] = field(default_factory=list)
     clients: list[ClientsRecord] = field(default_factory=list)  # if they are written nowhere else
@@ -112,6 +115,8 @@ class Loop:
         self.failures.count(self.rounds)
 
     def _stopped_early(self) -> bool:
+        if self.rounds and self.rounds[-1].stop:
+            return True
         return early_stop(self.rounds, self.experiment.evaluation.patience, self.metric) is not None
 
     def _save(self, transport: Transport) -> None:
@@ -127,7 +132,7 @@ class Loop:
         participants, known = self.call(number), {about for record in self.rounds for about in record.warnings}
         down, total, replies, misled = self._train(number, transport)
         self._round_complete = False
-        if replies:
+        if replies or total.always:
             with self._timed("aggregation"), self._at_the_server("receive"):
                 self.method.receive(self.server, total.total())
                 check_tensors("the server's state", self.server.state)
@@ -155,18 +160,31 @@ class Loop:
             differentiated=sum(reply.differentiated for reply in replies.values()),
             seconds=round(time.perf_counter() - begin, 4),
         )
+        self._account(record)
         self._record(record, ClientsRecord(round=number, results=found.measured, bytes_down=down, bytes_up=up))
         self.finished, self._round_complete = number, True
         return self.rounds[-1]
 
     def call(self, number: int) -> list[int]:
         """Begin a round: draw who takes part in it."""
+        server = self.server
+        server.round, server.participants = number, self._drawn(number)
+        server.random = torch_stream(self.experiment.seed, "server", number)
+        return server.participants
+
+    def _drawn(self, number: int) -> list[int]:
+        """Draw the participants of a round."""
         training = list(range(self.server.n_clients))  # new clients are numbered behind them
-        seed, server = self.experiment.seed, self.server
-        participants = Participation.parse(self.experiment.participation).draw(training, seed, number)
-        server.round, server.participants = number, participants
-        server.random = torch_stream(seed, "server", number)
-        return participants
+        return Participation.parse(self.experiment.participation).draw(training, self.experiment.seed, number)
+
+    def _account(self, record: RoundRecord) -> None:
+        """Write down what the rounds have cost of the privacy, and whether one more is affordable."""
+        if self.budget is None:
+            return
+        rounds = [*self.rounds, record]
+        record.epsilon, record.epsilon_rdp = self.budget.after(rounds)
+        if record.round < self.experiment.rounds:
+            record.stop = self.budget.exhausted(rounds, self._drawn(record.round + 1))
 
     def _train(
         self, number: int, transport: Transport
@@ -177,7 +195,8 @@ class Loop:
         try:
             messages = self._messages()
             down = {client: message_bytes(message) for client, message in messages.items()}
-            total = make_aggregator(self.experiment, self.method, self.server, messages)
+            privacy = self.budget.privacy if self.budget else None
+            total = make_aggregator(self.experiment, self.method, self.server, messages, privacy, self.secret)
             measure = self.experiment.evaluation.model == "local"
             requests = [
                 Train(number, client, message, self.versions.get(client, NEVER), measure)

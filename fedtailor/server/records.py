@@ -107,6 +107,9 @@ class RoundRecord(Averages):
     bytes_up: Count
     differentiated: Count = 0  # samples of which the participants computed the gradient
     seconds: float
+    epsilon: float | None = None  # spent up to this round, in a private run
+    epsilon_rdp: float | None = None  # the same by RDP
+    stop: str = ""  # why there is no round after this one
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from torch import Tensor
 
+from fedtailor.clipping import changes, clipped
 from fedtailor.data import ClientData
 from fedtailor.errors import FedtailorError
 from fedtailor.local.augmentation import Augmentation
@@ -16,6 +17,7 @@ from fedtailor.local.descent import step_count
 from fedtailor.local.inputs import Inputs
 from fedtailor.local.metrics import OwnMetric, measure, outputs
 from fedtailor.local.network import Loss, Network
+from fedtailor.local.noise import Noise
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.messages import (
     Adapt,
@@ -33,6 +35,7 @@ from fedtailor.messages import (
 )
 from fedtailor.method import Method, check_upload
 from fedtailor.metric import ACCURACY, Metric
+from fedtailor.privacy import Privacy
 from fedtailor.schedule import factor_at
 
 
@@ -64,6 +67,9 @@ class Terms:
     metric: Metric = ACCURACY  # the one that decides
     own_metric: OwnMetric | None = None  # its function, if it is the user's own
     multi_label: bool = False  # targets are labels of 0 and 1
+    privacy: Privacy | None = None  # with its noise
+    per_round: float = 1.0  # clients that take part in a round on average
+    secret_noise: bool = False  # noise comes from the operating system: at a real site
 
     @cached_property
     def fingerprint(self) -> str:
@@ -128,11 +134,32 @@ class Site:
         check_upload(method, upload)
         check_finite("its upload", upload)
         check_finite("its new state", client.state)
-        reply = Reply(request.clients, upload)
+        reply = Reply(request.clients, self._leaving(client, message, upload))
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
             reply.measured = [self.measure(self.personal_model(client, {**message, **upload}))]
         return reply
+
+    def _leaving(self, client: Client, message: Message, upload: State) -> State:
+        """Return the upload as it leaves. In a private run nothing does that is for the record alone; and where clients
+        add the noise, their change is clipped, and has its share of it."""
+        privacy, method = self.terms.privacy, self.terms.method
+        if privacy is None:
+            return upload
+        leaving = {name: tensor for name, tensor in upload.items() if name not in method.recorded}
+        if privacy.by != "clients":
+            return leaving
+        assert privacy.noise is not None  # it was found before the run
+        share, noise = privacy.noise * privacy.bound / self.terms.per_round**0.5, self._noise(client)
+        for name, change in clipped(changes(method, message, leaving), privacy.bound).items():
+            sent = method.sent(message, name, change)
+            noisy = change + noise.normal(change, share)
+            leaving[name] = noisy if sent is None else sent + noisy
+        return leaving
+
+    def _noise(self, client: Client) -> Noise:
+        """The source of this round's noise: a stream of its own in a simulation, at a real site the system's."""
+        return Noise(None if self.terms.secret_noise else client.stream("privacy"))
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         """The model that the client predicts with, fine-tuned if the evaluation says so."""
