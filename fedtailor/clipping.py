@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from fedtailor.messages import Message, State
@@ -20,7 +19,7 @@ def changes(method: Method, message: Message, upload: Mapping[str, Tensor]) -> S
 
 def norm(change: Mapping[str, Tensor]) -> float:
     """Compute the norm of the whole change, in double precision."""
-    return float(torch.stack([tensor.double().square().sum() for tensor in change.values()]).sum().sqrt())
+    return sum(float(tensor.double().square().sum()) for tensor in change.values()) ** 0.5
 
 
 def clipped(change: Mapping[str, Tensor], bound: float) -> State:

@@ -22,6 +22,7 @@ from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
 from fedtailor.models import CATALOGUE as NETWORKS
 from fedtailor.models import ModelLike
 from fedtailor.preparing import Objects, Prepared, prepare
+from fedtailor.privacy import Privacy
 from fedtailor.result import RunResult
 from fedtailor.schedule import needs_total
 from fedtailor.server.loop import Loop
@@ -160,6 +161,11 @@ def resume(
         raise FedtailorError(
             f"The run in {path} has the schedule {before.schedule!r} over {before.rounds} rounds: it cannot get more. "
             "Start a new run with so many."
+        )
+    if after.rounds > before.rounds and before.privacy and Privacy.parse(before.privacy).noise is None:
+        raise FedtailorError(
+            f"The run in {path} has noise that was found for {before.rounds} rounds: it cannot get more. Start a new "
+            "run with so many."
         )
     if isinstance(method, type):
         method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
