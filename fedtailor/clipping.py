@@ -1,5 +1,6 @@
 """The change of an upload against what the client was sent, and its clipping: the same at server and client."""
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -19,7 +20,7 @@ def changes(method: Method, message: Message, upload: Mapping[str, Tensor]) -> S
 
 def norm(change: Mapping[str, Tensor]) -> float:
     """Compute the norm of the whole change, in double precision."""
-    return sum(float(tensor.double().square().sum()) for tensor in change.values()) ** 0.5
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
 
 
 def clipped(change: Mapping[str, Tensor], bound: float) -> State:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor
 
+from fedtailor.agreement import FILE as FEDERATION
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError, listed, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.local.isolation import isolated
 from fedtailor.messages import Metrics
 from fedtailor.metric import ACCURACY, Metric
+from fedtailor.privacy import Privacy
 from fedtailor.server.evaluation import LAST, chosen_round, early_stop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory, describe, plain
@@ -135,6 +137,20 @@ class RunResult:
     @property
     def loss(self) -> float | None:
         return record.loss if (record := self.chosen()) else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """The privacy that the run has spent, ε at its δ; None without privacy."""
+        return self.rounds[-1].epsilon if self.rounds else None
+
+    @property
+    def privacy_in_words(self) -> str:
+        """Say what ε means here, to stand below a table; "" without privacy."""
+        if self.epsilon is None or self.experiment.privacy is None:
+            return ""
+        privacy = Privacy.parse(self.experiment.privacy)
+        real = self.path is not None and (self.path / FEDERATION).is_file()
+        return privacy.in_words(simulated=not real)
 
     @property
     def failures(self) -> Failures:
@@ -284,6 +300,8 @@ class RunResult:
             "accuracy": self.accuracy,
             "loss": self.loss,
             **{rule: {name: getattr(record, name, None) for name in keep} for rule, record in choices.items()},
+            "epsilon": self.epsilon,
+            "epsilon_rdp": self.rounds[-1].epsilon_rdp if self.rounds else None,
             "bytes_up": sum(record.bytes_up for record in self.rounds),
             "bytes_down": sum(record.bytes_down for record in self.rounds),
             "seconds": round(sum(record.seconds for record in self.rounds), 3),

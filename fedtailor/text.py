@@ -5,6 +5,7 @@ is taken for markup, and characters that would steer the terminal are written ou
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -108,3 +109,11 @@ def plain_table(title: str, **options: Any) -> Table:
     )
     table.title_justify = table.caption_justify = "left"
     return table
+
+
+def epsilon_text(epsilon: float | None) -> str:
+    """Format a privacy budget that was spent: three digits, rounded up; ∞ without privacy."""
+    if epsilon is None:
+        return "∞"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2) if epsilon > 0 else 1.0
+    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.3g}"

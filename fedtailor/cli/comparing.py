@@ -9,7 +9,7 @@ from rich.progress import Progress, TaskID
 from fedtailor.cli.display import RoundProgress, err, marked, out, print_setup, progress_bars, setup_lines
 from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ def compare(
         ),
     ] = None,
     assignments: Assignments = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="NAME=A|B|…",
+            help="a line of the table for each value of a setting or parameter, like 'lr=0.1|0.01'; may be repeated",
+            show_default=False,
+        ),
+    ] = None,
     tune: Annotated[
         int | None,
         typer.Option(
@@ -77,6 +86,8 @@ def compare(
 
     fedtailor compare grid.toml --out comparisons/grid
 
+    fedtailor compare fedavg ditto --privacy client --grid 'epsilon=inf|8|2'
+
     fedtailor compare fedavg ditto pgfed --tune 20 --data digits
 
     A file has the settings of an experiment file, and:
@@ -102,6 +113,7 @@ def compare(
         with out.status("setting up"):
             question = asked(what, settings, parse_assignments(assignments or []), tuned)
             question |= {} if seeds is None else {"seeds": numbers(seeds)}
+            question |= {"grid": {**question.get("grid", {}), **_grid(grid)}} if grid else {}
             comparison = make_comparison(question if target is None else {**question, "target": target})
             stem = Path(str(comparison.settings["data"]).replace(":", "-")).stem
             place = to or new_directory(stem, "comparisons")
@@ -214,6 +226,17 @@ def _refuse_twice(sections: Any, options: dict[str, Any]) -> None:
 
 def _is_sections(parameters: Any) -> bool:
     return isinstance(parameters, dict) and all(isinstance(own, dict) for own in parameters.values())
+
+
+def _grid(given: list[str]) -> dict[str, list[Any]]:
+    """Read the values of `name=a|b` pairs, each as TOML would read it, or else as text."""
+    found: dict[str, list[Any]] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        if not equals or not name.strip() or not values.strip():
+            raise FedtailorError(f"--grid takes name=value|value, like 'lr=0.1|0.01', not {shown(text)}.")
+        found[name.strip()] = [parse_assignments([f"value={value}"])["value"] for value in values.split("|")]
+    return found
 
 
 def numbers(text: str) -> list[int]:

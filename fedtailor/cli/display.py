@@ -22,6 +22,7 @@ from rich.text import Text
 from fedtailor.text import (
     SafeConsole,
     decimals,
+    epsilon_text,
     human_bytes,
     human_count,
     human_time,
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from fedtailor.server.setup import Setup
 
 __all__ = [
-    "RoundProgress", "data_lines", "decimals", "definition_table", "err", "human_bytes", "human_count", "human_time",
-    "in_cell",
-    "json_text", "marked", "network_lines", "out", "percent", "plain_table", "print_setup", "progress_bars",
+    "RoundProgress", "data_lines", "decimals", "definition_table", "epsilon_text", "err", "human_bytes",
+    "human_count", "human_time", "in_cell", "json_text", "marked", "network_lines", "out", "percent", "plain_table",
+    "print_setup", "progress_bars",
     "results_table", "setup_lines", "visible",
 ]  # fmt: skip
 
@@ -84,6 +85,8 @@ class RoundProgress:
             quality = "" if record.loss is None else f"loss {record.loss:.4g}"
         if record.missing:
             quality = f"{quality} {record.of_clients}" if record.evaluated else "no client was measured"
+        if record.epsilon is not None:
+            quality += f"  ε {epsilon_text(record.epsilon)}"
         self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}")
 
 
@@ -123,14 +126,15 @@ def progress_bars() -> Iterator[Progress]:
 def results_table(results: Sequence["RunResult"]) -> Table:
     """A table of the results of several runs."""
     table = plain_table(_title(results[0]), caption=" ".join(_caption(results)))
-    metric = results[0].metric
+    metric, private = results[0].metric, any(result.epsilon is not None for result in results)
     shown = (metric.title, *COLUMNS) if out.width >= NARROW else (metric.title, *COLUMNS[:3])
     table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
-    for name in shown:
+    for name in (*(["ε"] if private else []), *shown):
         table.add_column(name, justify="right", no_wrap=True)
     best = metric.best(result.value for result in results if result.value is not None)
     for result in results:
-        table.add_row(*_row(result, best if len(results) > 1 else None)[: 1 + len(shown)])
+        method, *cells = _row(result, best if len(results) > 1 else None)[: 1 + len(shown)]
+        table.add_row(method, *([epsilon_text(result.epsilon)] if private else []), *cells)
     return table
 
 
@@ -147,6 +151,7 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     for result in results:
         if words := result.measured_for:
             yield f"{result.experiment.method}: {words}" if len(results) > 1 else words
+    yield from dict.fromkeys(words for result in results if (words := result.privacy_in_words))
     for result in results:
         if result.stopped:
             yield f"{result.experiment.method}: {result.stopped}."

@@ -10,6 +10,7 @@ from rich.text import Text
 from fedtailor.cli.display import (
     RoundProgress,
     decimals,
+    epsilon_text,
     err,
     human_bytes,
     json_text,
@@ -301,7 +302,8 @@ def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
     table, metric = plain_table("Rounds"), result.metric
     missing = any(record.missing for record in result.rounds)
-    counts = ("participants", "failed", *(["not measured"] if missing else []))
+    private = any(record.epsilon is not None for record in result.rounds)
+    counts = ("participants", "failed", *(["not measured"] if missing else []), *(["ε"] if private else []))
     for name in ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds"):
         table.add_column(name, justify="right")
     step = max(1, -(-len(result.rounds) // 20))
@@ -314,6 +316,7 @@ def _rounds_table(result: "RunResult") -> Any:
             str(len(record.participants)),
             str(len(record.failed)),
             *([str(len(record.missing))] if missing else []),
+            *([epsilon_text(record.epsilon)] if private else []),
             human_bytes(record.bytes_up),
             human_bytes(record.bytes_down),
             f"{record.seconds:.2f}",

@@ -8,6 +8,7 @@ from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.result import RunResult
 from fedtailor.server.records import counted_classes, joined_in_words
+from fedtailor.studies.conditions import conditions, without
 from fedtailor.studies.measures import client_values, individual_gains
 from fedtailor.studies.summary import Line, Summary
 
@@ -217,6 +218,50 @@ def gains(summary: Summary, styles: Styles) -> Figure | None:
     )
     panel = Panel("", marks, "training samples of the client", f"gain over {base.title}, {unit}")
     return Figure("gains", f"Gain over {base.title}", caption, [panel], columns=1)
+
+
+def privacy(summary: Summary, styles: Styles) -> Figure | None:
+    """The metric over the privacy budget, a curve for each method; the run without privacy as a dotted line."""
+    metric, factor = summary.metric, 100 if summary.metric.percent else 1
+    found: dict[str, list[Line]] = {}
+    for line in (line for line in summary.lines if line.value is not None):
+        found.setdefault(without(line, "epsilon", "privacy"), []).append(line)
+    spent = {title: [line for line in lines if line.epsilon] for title, lines in found.items()}
+    ends = [line.epsilon for lines in spent.values() for line in lines if line.epsilon]
+    if len(set(ends)) < 2:
+        return None
+    marks: list[Mark] = []
+    for title, lines in found.items():
+        style = styles[lines[0].title]
+        ordered = sorted(spent[title], key=lambda line: line.epsilon or 0.0)
+        y, std = (np.array([factor * (of or 0.0) for of in column]) for column in
+                  ([line.value for line in ordered], [line.value_std for line in ordered]))  # fmt: skip
+        x = np.array([line.epsilon for line in ordered], dtype=float)
+        if len(ordered):
+            low, high = (y - std, y + std) if std.any() else (None, None)
+            marks.append(Curve(x, y, title, style, low, high, choice=lines[0].title))
+        for line in (line for line in lines if not line.epsilon):  # without privacy, or nothing leaves
+            level = np.full(2, factor * (line.value or 0.0))
+            marks.append(
+                Curve(np.array([min(ends), max(ends)]), level, title, style, choice=lines[0].title, kind="fit")
+            )
+    caption = (
+        f"The test {metric.title} against the ε that the runs have spent: further left is more private. Level lines "
+        "are the same methods without privacy (Local sends nothing, and needs none)."
+    )
+    label = f"test {metric.title}{', %' if metric.percent else ''}"
+    return Figure("privacy", "Over the privacy budget", caption, [Panel("", marks, "ε", label)], columns=1)
+
+
+def attacked(summary: Summary) -> Figure | None:
+    """The metric of the honest clients under each attack, as a matrix."""
+    table = next((table for table in conditions(summary) if table.along == "attack"), None)
+    if table is None:
+        return None
+    factor = 100 if table.metric.percent else 1
+    values = np.array([[np.nan if v is None else factor * v for v in row] for row in table.rows.values()])
+    heat = Heat(list(table.rows), table.columns, {"": values}, f"test {table.metric.title}", written=True)
+    return Figure("attacks", table.title, table.caption.split(" ✓")[0], [Panel("", [heat], "attack")], columns=1)
 
 
 def regression(x: Array, y: Array) -> tuple[Array, Array, float] | None:

@@ -65,6 +65,9 @@ def prepare(runs: Runs) -> Report:
         sections.append(Section("clients", "Clients", [each], clients_html(client_table(summary))))
     if gains := general.gains(summary, look):
         sections.append(Section("gains", gains.title, [gains]))
+    for anchor, figure in (("privacy", general.privacy(summary, look)), ("attacks", general.attacked(summary))):
+        if figure:
+            sections.append(Section(anchor, figure.title, [figure]))
     sections.append(Section("data", "Data", general.partitions(summary)))
     for place, line in enumerate(summary.lines):
         try:

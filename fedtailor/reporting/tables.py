@@ -18,8 +18,9 @@ from fedtailor.reporting.clients import clients_csv
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
 from fedtailor.studies.clients import client_table
+from fedtailor.studies.conditions import Conditions, conditions
 from fedtailor.studies.summary import Line, Summary, check_comparable, summarize, target_text
-from fedtailor.text import SafeConsole, human_bytes, plain_table, spreadsheet_cell, visible
+from fedtailor.text import SafeConsole, epsilon_text, human_bytes, plain_table, spreadsheet_cell, visible
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]
 
@@ -35,6 +36,8 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
     ]
     if all(line.value is None for line in lines):
         result = [("loss", lambda line: _of(line, LOSS.text(line.loss)))]
+    if any(line.epsilon is not None for line in lines):
+        result.append(("ε", lambda line: epsilon_text(line.epsilon)))
     if any(line.chosen for line in lines):
         result.append(("validation", _validation))
     if any(line.p is not None for line in lines):
@@ -118,7 +121,19 @@ def rich_table(summary: Summary, width: int) -> Group:
     console = SafeConsole(width=10_000, file=io.StringIO())
     needed = console.measure(whole).maximum  # the columns alone: title and caption are wrapped
     parts = [whole] if needed <= width else [_rich(summary, result, summary.title), _rich(summary, cost, "Costs")]
-    return Group(*parts, Text(summary.caption, style="dim"))
+    under = [part for table in conditions(summary) for part in ("", _rich_conditions(table))]
+    return Group(*parts, Text(summary.caption, style="dim"), *under)
+
+
+def _rich_conditions(table: Conditions) -> Table:
+    """A table over attacks or privacy budgets."""
+    made = plain_table(table.title, caption=Text(visible(table.caption)))
+    made.add_column("method", style="bold", no_wrap=True)
+    for name in table.columns:
+        made.add_column(Text(visible(name)), justify="right")
+    for row in table.rows:
+        made.add_row(Text(visible(row)), *(table.text(row, place) for place in range(len(table.columns))))
+    return made
 
 
 def _rich(summary: Summary, columns: list[tuple[str, Cell]], title: str) -> Table:
@@ -173,7 +188,16 @@ def markdown(summary: Summary) -> str:
     ruler = "| --- |" + " ---: |" * (len(head) - 1)
     table = ["| " + " | ".join(head) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows)]
     title = re.sub(r"^[#>+=-]", r"\\\g<0>", _for_markdown(summary.title))
-    return "\n".join([title, "", *table, "", _for_markdown(summary.caption)]) + "\n"
+    under = [line for each in conditions(summary) for line in _markdown_conditions(each)]
+    return "\n".join([title, "", *table, "", _for_markdown(summary.caption), *under]) + "\n"
+
+
+def _markdown_conditions(table: Conditions) -> Iterable[str]:
+    cells = [["method", *table.columns]]
+    cells += [[row, *(table.text(row, place) for place in range(len(table.columns)))] for row in table.rows]
+    head, *rows = ("| " + " | ".join(map(_for_markdown, row)) + " |" for row in cells)
+    yield from ("", _for_markdown(table.title), "", head, "| --- |" + " ---: |" * len(table.columns), *rows, "")
+    yield _for_markdown(table.caption)
 
 
 _LATEX = str.maketrans(
@@ -181,6 +205,7 @@ _LATEX = str.maketrans(
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "≈": r"$\approx$",
         "×": r"$\times$", "≥": r"$\geq$", "−": "$-$", "–": "--", "✓": r"$\surd$", "|": r"\textbar{}",
+        "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$",
     }
 )  # fmt: skip
 

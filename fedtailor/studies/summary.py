@@ -27,6 +27,7 @@ from fedtailor.studies.measures import (
     wilcoxon,
 )
 
+CONDITIONS = ("privacy", "epsilon", "aggregation", "attack")  # that are not chosen by validation data
 LEVEL = 0.05  # a corrected p-value below it is a significant difference
 # What tells nothing about a line: it is the same for all, or does not change what is compared.
 _COMMON = {*EXECUTION_ONLY, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
@@ -64,6 +65,7 @@ class Line:
     speed_up: float | None = None  # in rounds to the target, over the slowest line that reaches it
     validation: float | None = None  # what settings are chosen by, more being better: mean over seeds
     chosen: bool | None = None  # by it, among the lines of the method; None if there is no choice
+    epsilon: float | None = None  # spent in all rounds, the most of all seeds; None without privacy
     missing: float = 0.0  # clients that were not measured in the round that counts, mean over seeds
     p: float | None = None  # of the difference from the best line, corrected; None for the best itself
     best: bool = False
@@ -273,6 +275,7 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         failed=fmean(len(result.failures) for result in results),
         failed_always=fmean(sum(f == n for f, n in result.failures.values()) for result in results),
         validation=_mean(results[0].metric.validation(record) if record else None for record in chosen),
+        epsilon=max((r.epsilon for r in results if r.epsilon is not None), default=None),
         missing=fmean(len(record.missing) if record else 0 for record in chosen),
     )
 
@@ -289,10 +292,12 @@ def _plain_value(value: Any) -> str:
 
 def _with_choice(lines: list[Line]) -> list[Line]:
     """Choose one of each method's lines by its value on validation data, the first of equals. With and without
-    fine-tuning it is two methods."""
-    groups: dict[tuple[str, int], list[Line]] = {}
+    fine-tuning, under another attack or budget, or with another defence, it is another question."""
+    groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
-        groups.setdefault((line.method, line.results[0].experiment.evaluation.fine_tune), []).append(line)
+        asked = line.results[0].experiment
+        question = (asked.evaluation.fine_tune, *(getattr(asked, name) for name in CONDITIONS))
+        groups.setdefault((line.method, *question), []).append(line)
     chosen = dict[str, bool]()
     for group in groups.values():
         if len(group) > 1 and all(line.validation is not None for line in group):
@@ -423,6 +428,7 @@ def _sentences(summary: Summary) -> Iterable[str]:
             f"Up to {absent} of {clients} clients were never called: they count with what the "
             "method gives to a new client."
         )
+    yield from dict.fromkeys(words for line in lines if (words := line.results[0].privacy_in_words))
     if any(line.gain is not None for line in lines):
         yield (
             f"Gain over {summary.base}: mean ± standard deviation over clients, averaged over seeds, and how many "
