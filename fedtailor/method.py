@@ -20,6 +20,7 @@ from fedtailor.local.descent import Batch
 from fedtailor.local.layout import Layout
 from fedtailor.local.optimizer import ServerOptimizer, server_step
 from fedtailor.messages import Message, State
+from fedtailor.privacy import Privacy
 from fedtailor.store import Store
 
 # What a method refuses that takes (x − y) / `client.path_length()` for the mean gradient of a descent from x to y.
@@ -339,16 +340,22 @@ class Method(BaseModel):
         return {*self.uploads, *(weights - {"samples", "equal"})}
 
 
-def describe_uploads(method: Method) -> dict[str, str]:
-    """Say of each upload what the server sees of it."""
+def describe_uploads(method: Method, privacy: Privacy | None = None) -> dict[str, str]:
+    """Say of each upload what the server sees of it. In a private run nothing is uploaded for the record alone."""
     seen = {}
     for name, how in method.uploads.items():
-        if isinstance(how, Each):
+        if privacy is not None and name in method.recorded:
+            continue
+        if privacy is not None and privacy.level == "client":
+            seen[name] = "clipped, with noise, then the mean" if privacy.by == "clients" else "clipped mean with noise"
+        elif isinstance(how, Each):
             seen[name] = "each client's own"
         elif how.weights in ("samples", "equal"):
             seen[name] = "mean by samples" if how.weights == "samples" else "plain mean"
         else:
             seen |= {name: f"mean by {how.weights}", how.weights: "sum"}
+    if privacy is not None and privacy.level == "sample":
+        seen = {name: f"{what}, of noisy gradients" for name, what in seen.items()}
     return seen
 
 

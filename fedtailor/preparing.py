@@ -127,12 +127,14 @@ class Prepared:
     @cached_property
     def setup(self) -> Setup:
         """The layers of the network, and what a client uploads in round 1."""
-        experiment, done = self.experiment, self.assembled
+        experiment, done, terms = self.experiment, self.assembled, self.terms
         notes = [*done.doubts, *([f"Weights: {done.loaded}."] if done.loaded else [])]
         if done.lora:
             notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
+        if self.budget:
+            notes.append(self.budget.in_words(experiment.rounds))
         return describe_setup(
-            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self)
+            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self), terms.privacy
         )
 
 
@@ -141,7 +143,9 @@ def _first_upload(prepared: Prepared) -> Message | None:
     try:
         server = _started(prepared)
         server.round = 1
-        return expected_upload(prepared.method, server, 0)
+        upload = expected_upload(prepared.method, server, 0)
+        left_out = prepared.method.recorded if prepared.terms.privacy else set()
+        return {name: tensor for name, tensor in upload.items() if name not in left_out}
     except Exception:  # a method's own fault, of any kind
         return None
 

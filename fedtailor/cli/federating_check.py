@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.cli.display import json_text, marked, out, plain_table, visible
+from fedtailor.privacy import Privacy
 
 if TYPE_CHECKING:
     from fedtailor.federation.findings import Findings
@@ -163,6 +164,8 @@ def _show_rounds(found: "Preview") -> None:
         "The server receives every site's tensors. Of those of which it sees a mean, the method and the records get "
         "nothing else."
     )
+    if wanted := found.plan.terms().privacy:
+        _say(Privacy.parse(wanted).in_words(simulated=False))
     for each in (*trained, *others):
         if each.asked != "train" or each.metrics:
             _say(f"Evaluation, {_rounds(each.rounds)}: {_metrics(each, found.tells)}")

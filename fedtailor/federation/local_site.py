@@ -123,7 +123,7 @@ class LocalSite:
         except FedtailorError as error:
             raise FaultError("data", str(error)) from None
         prepared = prepare(experiment, Objects(data=data), site=True)
-        terms = _from_server(prepared.terms, letter)
+        terms = replace(_from_server(prepared.terms, letter), secret_noise=True)  # the server knows the seed
         directory = self._directory(common.run)
         sites = Sites.at(prepared.data, terms, directory / "states")
         answering = Answering(common.run, self.site.name, self.number, sites, self.site.tells(self.plan), self.log)

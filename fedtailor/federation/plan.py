@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from fedtailor.errors import FedtailorError, shown, unknown, wanted
 from fedtailor.experiment import DATA_SETTINGS, Experiment, make_experiment
+from fedtailor.privacy import Privacy as DifferentialPrivacy
 from fedtailor.toml import read_toml
 
 # Settings about samples that all sites have in common; the others are each site's own, or have no meaning there.
@@ -89,6 +90,11 @@ class Plan(FileOf):
                 raise FedtailorError(
                     f"The experiment of the plan sets {setting!r}, which is not its to say: see {where}."
                 )
+        if (wanted := self.terms().privacy) and DifferentialPrivacy.parse(wanted).noise is None:
+            raise FedtailorError(
+                "The experiment's privacy does not say its noise, which every site must see in the plan: `fedtailor "
+                "run METHOD --privacy … --epsilon …` finds it in a simulation."
+            )
         _check_names(self.terms())
         return self
 

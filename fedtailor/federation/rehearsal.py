@@ -83,6 +83,7 @@ class Recorded:
 def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, tells: Disclosed) -> Rehearsal:
     """Play a run of the plan with the samples of one site."""
     here = {"engine": "in-process", "weights": None, "class_weights": "none", "on_failure": "stop", "states": "memory"}
+    here |= {"epsilon": None}  # the budget is that of the real samples
     experiment = plan.terms().model_copy(update=here)
     with isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a method has to say, it says in the run
@@ -95,7 +96,7 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
             recorded = Recorded(played[names[number]])
             channel = InMemory({**played, names[number]: recorded})
             last = _play(simulation.loop, Remote(channel, run, names, sites.declare()), len(names))
-            seen = describe_uploads(prepared.method)
+            seen = describe_uploads(prepared.method, prepared.terms.privacy)
             exchanges = [_exchange(*letters, seen) for letters in recorded.letters]
             later = list(_later(simulation.loop, number, last, exchanges, seen))
         frozen = {f"frozen.{n}": tensor for n, tensor in enumerate(prepared.network.frozen_tensors())}
@@ -159,7 +160,8 @@ def _later(
         called = number in loop.call(round)
         for asked, before in played.items():
             if asked == "train" and called:
-                up = _tensors(expected_upload(loop.method, loop.server, number), seen)
+                expected = expected_upload(loop.method, loop.server, number)
+                up = _tensors({name: tensor for name, tensor in expected.items() if name in seen}, seen)
                 yield replace(before[-1], up=up, rounds=(round,))
             elif asked != "train" and loop.evaluator.due(round, loop.experiment.rounds):
                 yield replace(before[-1], rounds=(round,))

@@ -17,7 +17,7 @@ from fedtailor.reporting import figures as general
 from fedtailor.reporting.clients import clients_html
 from fedtailor.reporting.diagnostics import diagnostics
 from fedtailor.reporting.interactive import chart, shape
-from fedtailor.reporting.marks import Figure, Style, styles
+from fedtailor.reporting.marks import Curve, Figure, Style, styles
 from fedtailor.reporting.runs import Runs
 from fedtailor.reporting.tables import table_rows
 from fedtailor.result import RunResult
@@ -305,12 +305,14 @@ def _legend(figure: Figure, report: Report) -> str:
     """Buttons that hide a method, in all figures, and show it again."""
     choices = [getattr(mark, "choice", None) for panel in figure.panels for mark in panel.marks]
     named = [choice for choice in dict.fromkeys(choices) if choice]
+    curves = [mark for panel in figure.panels for mark in panel.marks if isinstance(mark, Curve)]
+    labels = {mark.choice: mark.label for mark in curves}
     if len(named) < 2:
         return ""
     buttons = "".join(
         f'<button aria-pressed="true" data-choice="{escape(name)}" style="--colour:{report.styles[name].colour}">'
         f'<svg viewBox="0 0 26 8" aria-hidden="true"><line class="{report.styles[name].dash}" x1="1" y1="4" x2="25" '
-        f'y2="4"/></svg>{escape(name)}</button>'
+        f'y2="4"/></svg>{escape(labels.get(name, name))}</button>'
         for name in named
     )
     return f'<div class="legend" title="Click: hide or show. Double click: show only this, or all.">{buttons}</div>'

@@ -61,6 +61,17 @@ class Budget:
         other = replace(self, privacy=self.privacy.model_copy(update={"noise": noise}))
         return other.after([_Next(list(participants)) for participants in rounds])
 
+    def in_words(self, rounds: int) -> str:
+        """Say how the noise is made, and what limits the rounds."""
+        privacy = self.privacy
+        if not self.releases:
+            return "Privacy: clients upload nothing, so nothing is spent."
+        clip = privacy.clip if privacy.quantile is None else f"the {privacy.quantile:g}-quantile of the changes' norms"
+        who = "by each client, a share" if privacy.by == "clients" else "by the server"
+        who = "in each gradient of a client" if privacy.level == "sample" else who
+        limit = f"; at most ε = {self.limit:g} in {rounds} rounds" if self.limit is not None else ""
+        return f"Privacy, {privacy.level} level: clip {clip}, noise {self.noise:g} times the clip, {who}{limit}."
+
     @property
     def noise(self) -> float:
         assert self.privacy.noise is not None  # it was found before the run

@@ -7,6 +7,7 @@ from fedtailor.files import Count
 from fedtailor.local.network import Network
 from fedtailor.messages import Message, message_bytes
 from fedtailor.method import Method, describe_uploads
+from fedtailor.privacy import Privacy
 from fedtailor.server.records import Plain, Record
 from fedtailor.text import human_bytes
 
@@ -65,7 +66,13 @@ class Setup(Record):
 
 
 def describe_setup(
-    network: Network, name: str, notes: list[str], method: Method, method_name: str, upload: Message | None
+    network: Network,
+    name: str,
+    notes: list[str],
+    method: Method,
+    method_name: str,
+    upload: Message | None,
+    privacy: Privacy | None = None,
 ) -> Setup:
     """Describe a network, and what a client uploads: tensors like those of round 1, if they are known."""
     return Setup(
@@ -73,7 +80,7 @@ def describe_setup(
         layers=[*_trained(network), *_frozen(network)],
         notes=notes,
         method=method_name,
-        uploads=describe_uploads(method),
+        uploads=describe_uploads(method, privacy),
         numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
         bytes=None if upload is None else message_bytes(upload),
     )
