@@ -67,6 +67,11 @@ class Participation:
             return (self.amount + self.most) / 2
         return self.amount * clients if count is None else count
 
+    def most_of(self, clients: int) -> int:
+        """Count the participants of a round among so many clients, at most."""
+        count = self.count(clients)
+        return (self.most or clients) if count is None else count
+
     def draw(self, clients: list[int], seed: int, round: int) -> list[int]:
         """The participants of a round, in the order of their numbers: a function of the seed and the round alone."""
         stream = numpy_stream(seed, "participation", round)

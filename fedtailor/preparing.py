@@ -35,6 +35,7 @@ from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
 from fedtailor.server.budget import Budget
+from fedtailor.server.robust_aggregation import check_aggregation
 from fedtailor.server.setup import Setup, describe_setup
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
@@ -172,6 +173,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     given = objects.data
     data = given.aligned() if isinstance(given, FederatedData) else partition_data(experiment, given)
     data = data.to(device)
+    training = data.n_clients - len(data.new)
+    check_aggregation(experiment, method, training)
     loss = objects.loss or find_loss(experiment.loss)
     if objects.loss is None:
         _check_loss(experiment.loss, data)
@@ -198,7 +201,6 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     scores = try_out(network, data, loss)
     metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
-    training = data.n_clients - len(data.new)
     participation = Participation.parse(experiment.participation)
     budget = _budget(experiment, method, network, training, site)
     terms = Terms(

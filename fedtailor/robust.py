@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 Kind = Literal["mean", "median", "trimmed", "krum", "multi-krum", "geometric-median", "norm-bound"]
+MOST = 10**9  # clients that anybody could ask for
 EXPECTED = (
     "mean, median, trimmed:0.2 (without a fifth of the clients at either end), krum:2 (2 hostile clients), "
     "multi-krum:2,5 (the mean of the 5 best), geometric-median or norm-bound:1.0"
@@ -40,6 +41,18 @@ class Rule:
         if kind == "norm-bound" and 0 < amount < math.inf:
             return cls("norm-bound", amount)
         raise ValueError(EXPECTED)
+
+    @property
+    def needs(self) -> int:
+        """The number of clients in a round from which on the rule is what it promises.
+
+        Krum needs 2f + 3, and m that are not hostile beside the f; a trimmed mean of fewer clients cuts nobody.
+        """
+        if self.kind in ("krum", "multi-krum"):
+            return int(max(2 * self.amount + 3, self.amount + self.selected))
+        if self.kind == "trimmed" and self.amount:
+            return max(3, math.ceil(min(1 / self.amount, MOST) - 1e-9))
+        return 1
 
     def __str__(self) -> str:
         return {

@@ -77,6 +77,9 @@ class FedACS(Method):
         client.state["w"] = client.descend(message["u"], lr=lr)  # Eq. 5
         return {"w": client.state["w"]}
 
+    def sent(self, message: Message, name: str, like: Tensor) -> Tensor:
+        return message["u"]
+
     def receive(self, server: Server, total: Total) -> None:
         for client, w in total.each("w").items():
             server.keep(client, {"w": w})

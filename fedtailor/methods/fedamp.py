@@ -93,6 +93,9 @@ class FedAMP(Method):
         client.state["w"] = client.descend(w, correction=lambda w: pull * (w - u))
         return {"w": client.state["w"]}
 
+    def sent(self, message: Message, name: str, like: Tensor) -> Tensor:
+        return message["u"]  # to which the model is drawn; it began at the client's own
+
     def receive(self, server: Server, total: Total) -> None:
         for client, w in total.each("w").items():
             server.keep(client, {"w": w})

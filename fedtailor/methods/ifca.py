@@ -56,6 +56,13 @@ class IFCA(Method):
     def upload_like(self, server: Server, client: int) -> Message:
         return {"theta": server.initial, "member": server.state["theta"][:, :1], "cluster": server.state["cluster"][0]}
 
+    def sent(self, message: Message, name: str, like: Tensor) -> Tensor | None:
+        """Return the cluster's model that is nearest to the upload: which one the client chose, it may say or not."""
+        if name != "theta":
+            return None
+        nearest_one: Tensor = message["theta"][(message["theta"] - like).square().sum(1).argmin()]
+        return nearest_one
+
     def receive(self, server: Server, total: Total) -> None:
         chosen = total.weight("theta") > 0  # the other clusters keep their models
         server.state["theta"] = torch.where(chosen, total["theta"], server.state["theta"])

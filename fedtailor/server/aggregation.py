@@ -63,7 +63,7 @@ class Aggregator:
 
     def _add(self, client: int, upload: Message) -> None:
         """Add an upload as a whole, or refuse it as a whole."""
-        xs = {name: x if (x := upload[name]).is_floating_point() else x.double() for name in self._means}
+        xs = self._numbers(upload)
         own = {name: how.weights for name, how in self._means.items() if how.weights not in ("samples", "equal")}
         weights = {name: upload[weight].to(xs[name]) for name, weight in own.items()}
         sums = {name: self._sum(name, x, weights.get(name)) for name, x in xs.items()}
@@ -77,6 +77,10 @@ class Aggregator:
                 self._add_weighted(sums[name], x, weights[name])
             else:
                 sums[name].value.add_(x, alpha=self._shares(self._means[name], x.dtype)[client])
+
+    def _numbers(self, upload: Message) -> Message:
+        """The tensors of which there is a mean, as floating-point numbers."""
+        return {name: x if (x := upload[name]).is_floating_point() else x.double() for name in self._means}
 
     def _sum(self, name: str, x: Tensor, weight: Tensor | None) -> _Sum:
         """The running sum of an upload; refuse one of another shape or type than the others'."""
@@ -129,6 +133,10 @@ class Aggregator:
             for place, part in zip(places, of_row, strict=True):
                 if part:
                     row[place].add_(addition[place], alpha=part)
+
+    def shortage(self) -> str:
+        """Say why too few clients replied for this aggregation; nothing if there are enough."""
+        return ""
 
     def total(self) -> Total:
         """Close the round: divide the sums by their weights."""

@@ -8,8 +8,10 @@ from fedtailor.local.streams import torch_stream
 from fedtailor.messages import Message
 from fedtailor.method import Method, Server
 from fedtailor.privacy import Privacy
+from fedtailor.robust import Rule
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.private import PrivateAggregator
+from fedtailor.server.robust_aggregation import NormBoundAggregator, RobustAggregator
 
 
 def make_aggregator(
@@ -25,4 +27,9 @@ def make_aggregator(
     if privacy is not None and privacy.level == "client":
         noise = Noise(None if secret else torch_stream(experiment.seed, "privacy", server.round))
         return PrivateAggregator(method, server, messages, privacy, noise)
-    return Aggregator(method.uploads, list(messages), server.n_samples, server.layout)
+    rule, round = Rule.parse(experiment.aggregation), (method.uploads, list(messages), server.n_samples, server.layout)
+    if rule.kind == "mean":
+        return Aggregator(*round)
+    if rule.kind == "norm-bound":
+        return NormBoundAggregator(*round, bound=rule.amount, method=method, messages=messages)
+    return RobustAggregator(*round, rule=rule)

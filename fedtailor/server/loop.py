@@ -132,16 +132,17 @@ class Loop:
         participants, known = self.call(number), {about for record in self.rounds for about in record.warnings}
         down, total, replies, misled = self._train(number, transport)
         self._round_complete = False
-        if replies or total.always:
+        counted = self._counted(total, replies)
+        if counted or total.always:
             with self._timed("aggregation"), self._at_the_server("receive"):
                 self.method.receive(self.server, total.total())
                 check_tensors("the server's state", self.server.state)
-        self.versions |= {client: reply.version for client, reply in replies.items() if reply.version != NEVER}
-        transport.accept(list(replies))
+        self.versions |= {client: reply.version for client, reply in counted.items() if reply.version != NEVER}
+        transport.accept(list(counted))
         found = Evaluated({}, [], {})
         if self.evaluator.due(number, self.experiment.rounds):
             with self._timed("evaluation"), self._at_the_server("evaluation"):
-                found = self.evaluator.evaluate(self.server, self.versions, replies.values(), transport)
+                found = self.evaluator.evaluate(self.server, self.versions, counted.values(), transport)
         self.failures.close_evaluation(number, found, replies, self.server)
         if number % self.experiment.observe_every == 0:
             with self._at_the_server("observe"):
@@ -217,6 +218,16 @@ class Loop:
             raise
         accepted = {client: replies[client] for client in sorted(replies) if not replies[client].error}
         return down, total, accepted, misled
+
+    def _counted(self, total: Aggregator, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """The replies, or none if they are too few for the aggregation: then nobody's state changes, as if nobody had
+        replied, at the server nor at a client."""
+        if not (shortage := total.shortage()):
+            return replies
+        self.server.warn(
+            "aggregation", f"Round {self.server.round} changes nothing, like others with as few replies: {shortage}."
+        )
+        return {}
 
     def _undo(self) -> Callable[[], None]:
         """Remember the server's state; calling the result goes back to it. Where `send` changed it in place that
