@@ -204,28 +204,34 @@ class RunResult:
         class, that their client's personal model takes for the target. None without this attack."""
         if self.experiment.attack is None or not self.experiment.attack.startswith("backdoor"):
             return None
-        recorded = RunDirectory(self.path).outcome() if self.path else None
-        if recorded is not None and recorded.backdoor is not None:
-            return recorded.backdoor
+        recorded = self.recorded_backdoor
         with isolated():
-            return self.simulation.backdoor()
+            return self.simulation.backdoor() if recorded is None else recorded
 
     @property
-    def about_hostile(self) -> str:
-        """Say of whom the averages are, if there are hostile clients, and how these did; "" if there are none."""
+    def recorded_backdoor(self) -> float | None:
+        """The same as the run recorded it at its end; None if it is not recorded."""
+        outcome = RunDirectory(self.path).outcome() if self.path else None
+        return outcome.backdoor if outcome else None
+
+    @property
+    def averages_of(self) -> str:
+        """Say of whom the averages are, and who is hostile; "" if nobody is."""
         if not self.hostile:
             return ""
         honest = len(self.names) - len(self.partition["new"]) - len(self.hostile)
-        kind = Attack.parse(self.experiment.attack).kind
-        who = f"{len(self.hostile)} hostile ({kind}): {listed([self.names[client] for client in self.hostile])}"
-        said = f"Averages are of the {honest} honest clients; {who}"
-        if self.experiment.evaluation.clients == "new":
-            said = f"Of the {honest + len(self.hostile)} training clients, {honest} are honest; {who}"
-        if self.hostile_value is not None:
-            said += f" ({self.metric.shown(self.hostile_value)})"
-        if self.finished and self.backdoor is not None:
-            said += f". With the trigger, {100 * self.backdoor:.1f} % of the honest clients' samples become the target"
-        return f"{said}."
+        new = self.experiment.evaluation.clients == "new"
+        whom = f"{honest} training clients are honest" if new else f"Averages are of the {honest} honest clients"
+        who = listed([self.names[client] for client in self.hostile])
+        return f"{whom}; {len(self.hostile)} hostile ({Attack.parse(self.experiment.attack).kind}): {who}."
+
+    @property
+    def hostile_outcome(self) -> str:
+        """Say how the hostile clients did; "" if there are none, or nothing is known of them."""
+        said = [] if self.hostile_value is None else [f"hostile clients: {self.metric.shown(self.hostile_value)}"]
+        if (share := self.backdoor if self.path is None else self.recorded_backdoor) is not None:
+            said.append(f"the trigger misleads {100 * share:.1f} % of the honest clients' test samples")
+        return "; ".join(said)
 
     @property
     def missing(self) -> list[str]:
