@@ -163,7 +163,7 @@ def add(
             data = _joined(data, experiment, name, source, after)
         here = experiment.model_copy(update={"engine": "in-process", "deadline": None, "tensorboard": False})
         prepared = prepare(here, replace(objects, data=data))
-        directory.check(known, prepared.terms.fingerprint)
+        directory.check(known, prepared.terms.fingerprint, prepared.hostile)
         simulation = Simulation(prepared, directory)
         simulation.loop.look(simulation.transport)  # the method may refuse
         directory.join(data)

@@ -21,6 +21,7 @@ from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.fitting import fit_inputs, try_out
+from fedtailor.hostile import hostile_clients
 from fedtailor.imports import import_object
 from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.inputs import held, sample_shape
@@ -96,6 +97,11 @@ class Prepared:
     @property
     def network(self) -> Network:
         return self.terms.network
+
+    @cached_property
+    def hostile(self) -> list[int]:
+        """The numbers of the hostile clients, if the experiment has an attack."""
+        return hostile_clients(self.experiment, self.data)
 
     @property
     def class_weights(self) -> list[float]:
@@ -229,6 +235,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     prepared = Prepared(experiment, data, terms, assembled, budget)
     if not site:
         _check_protocol(prepared)
+        hostile_clients(experiment, data)  # which may refuse the attack
     _try_out_metric(prepared)
     return prepared
 

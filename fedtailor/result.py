@@ -5,19 +5,21 @@ from dataclasses import asdict
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor
 
 from fedtailor.agreement import FILE as FEDERATION
+from fedtailor.attack import Attack
 from fedtailor.data import FederatedData
 from fedtailor.errors import FedtailorError, listed, unknown
 from fedtailor.experiment import Experiment
 from fedtailor.local.isolation import isolated
-from fedtailor.messages import Metrics
+from fedtailor.messages import Measured, Metrics
 from fedtailor.metric import ACCURACY, Metric
 from fedtailor.privacy import Privacy
-from fedtailor.server.evaluation import LAST, chosen_round, early_stop
+from fedtailor.server.evaluation import LAST, averages, chosen_round, early_stop
 from fedtailor.server.observations import Observations
 from fedtailor.server.record import RunDirectory, describe, plain
 from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
@@ -32,7 +34,8 @@ class RunResult:
     """The outcome of a run. `experiment.evaluation` says what its metrics mean.
 
     `rounds` has the record of every round, `names` the names of the clients, `path` the run directory, if there is one.
-    `metric` is the metric that decides, with its name and its direction; `value` is the result by it.
+    `metric` is the metric that decides, with its name and its direction; `value` is the result by it. `hostile` has the
+    numbers of the hostile clients of a study: all averages are of the others.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class RunResult:
         opened: Callable[[], Simulation],
         path: Path | None,
         metric: Metric = ACCURACY,
+        hostile: Sequence[int] = (),
     ) -> None:
         self.experiment = experiment
         self.rounds = rounds
         self.names = tuple(names)
         self.path = path
         self.metric = metric
+        self.hostile = list(hostile)
         self._client_records = client_records
         self._opened = opened
 
@@ -92,7 +97,8 @@ class RunResult:
         if what != "clients":
             raise unknown("table", what, ("rounds", "clients"))
         rows = [
-            {"round": record.round, "client": self.names[client], "split": split, **asdict(metrics)}
+            {"round": record.round, "client": self.names[client], "hostile": client in self.hostile, "split": split}
+            | asdict(metrics)
             for record in self.clients
             for client, measured in record.results.items()
             for split, metrics in measured.items()
@@ -159,9 +165,10 @@ class RunResult:
 
     @property
     def never_called(self) -> list[int]:
-        """The training clients that took part in no round."""
+        """The honest training clients that took part in no round."""
         called = {client for record in self.rounds for client in record.participants}
-        return [client for client in range(len(self.names)) if client not in called | set(self.partition["new"])]
+        left_out = called | set(self.partition["new"]) | set(self.hostile)
+        return [client for client in range(len(self.names)) if client not in left_out]
 
     @property
     def warnings(self) -> list[str]:
@@ -175,7 +182,7 @@ class RunResult:
 
     @property
     def per_client(self) -> dict[int, Metrics]:
-        """Each client's test metrics in the round that counts."""
+        """Each client's test metrics in the round that counts, of hostile ones too."""
         record = self.chosen()
         results = (r.results for r in self._client_records() if record is not None and r.round == record.round)
         return {client: measured["test"] for client, measured in next(results, {}).items()}
@@ -183,11 +190,66 @@ class RunResult:
     @property
     def known_for(self) -> str:
         """Say for how many clients the metric is defined (an AUC needs samples of two classes), if not for all."""
-        measured = [metrics for metrics in self.per_client.values() if metrics.n_samples]
+        found = self.per_client.items()
+        measured = [metrics for client, metrics in found if metrics.n_samples and client not in self.hostile]
         known = sum(self.metric.of(metrics) is not None for metrics in measured)
         if known in (0, len(measured)):
             return ""
         return f"The {self.metric.title} is defined for {known} of {len(measured)} clients with test samples."
+
+    @property
+    def counted(self) -> list[dict[int, Measured]]:
+        """Every client's metrics in the round that counts, or in each of the last five or ten if these do."""
+        if (chosen := self.chosen()) is None:
+            return []
+        if last := LAST.get(self.experiment.evaluation.choose):
+            return [record.results for record in self._client_records() if record.results][-last:]
+        return [record.results for record in self._client_records() if record.round == chosen.round]
+
+    @property
+    def hostile_value(self) -> float | None:
+        """The same as `value`, but of the hostile clients, if there are any."""
+        average, found = self.experiment.evaluation.average, list[float]()
+        for results in self.counted:
+            measured = {client: of for client, of in results.items() if client in self.hostile}
+            value = self.metric.of(averages(measured, average, self.metric))
+            found += [] if value is None else [value]
+        return fmean(found) if found else None
+
+    @cached_property
+    def backdoor(self) -> float | None:
+        """The success of a backdoor: the share of the honest clients' test samples with its trigger, not of the target
+        class, that their client's personal model takes for the target. None without this attack."""
+        if self.experiment.attack is None or not self.experiment.attack.startswith("backdoor"):
+            return None
+        recorded = self.recorded_backdoor
+        with isolated():
+            return self.simulation.backdoor() if recorded is None else recorded
+
+    @property
+    def recorded_backdoor(self) -> float | None:
+        """The same as the run recorded it at its end; None if it is not recorded."""
+        outcome = RunDirectory(self.path).outcome() if self.path else None
+        return outcome.backdoor if outcome else None
+
+    @property
+    def averages_of(self) -> str:
+        """Say of whom the averages are, and who is hostile; "" if nobody is."""
+        if not self.hostile:
+            return ""
+        honest = len(self.names) - len(self.partition["new"]) - len(self.hostile)
+        new = self.experiment.evaluation.clients == "new"
+        whom = f"{honest} training clients are honest" if new else f"Averages are of the {honest} honest clients"
+        who = listed([self.names[client] for client in self.hostile])
+        return f"{whom}; {len(self.hostile)} hostile ({Attack.parse(self.experiment.attack).kind}): {who}."
+
+    @property
+    def hostile_outcome(self) -> str:
+        """Say how the hostile clients did; "" if there are none, or nothing is known of them."""
+        said = [] if self.hostile_value is None else [f"hostile clients: {self.metric.shown(self.hostile_value)}"]
+        if (share := self.backdoor if self.path is None else self.recorded_backdoor) is not None:
+            said.append(f"the trigger misleads {100 * share:.1f} % of the honest clients' test samples")
+        return "; ".join(said)
 
     @property
     def missing(self) -> list[str]:
@@ -218,7 +280,7 @@ class RunResult:
         """Every client's name and its samples by class and split, with a checksum of the samples."""
         if self.path is not None:
             return vars(RunDirectory(self.path).partition())
-        return cast(Plain, plain(describe(self.data)))
+        return cast(Plain, plain(describe(self.data, self.hostile)))
 
     @property
     def setup(self) -> Setup | None:
@@ -307,6 +369,9 @@ class RunResult:
             "seconds": round(sum(record.seconds for record in self.rounds), 3),
             "joined": [{"after": join.after, "clients": list(join.clients)} for join in self.partition["joined"]],
             "missing": self.missing,
+            "hostile": [self.names[client] for client in self.hostile],
+            "hostile_value": self.hostile_value,
+            "backdoor": self.backdoor,
             "failed": {self.names[client]: {"failed": f, "called": n} for client, (f, n) in self.failures.items()},
             "warnings": self.warnings,
         }

@@ -210,7 +210,8 @@ def load(
             return look_into(Path(path), _with_joined(directory, here, objects, joined), data_dir)
 
     partition, rounds, clients = directory.records()
-    return RunResult(experiment, rounds, lambda: clients, partition.clients, opened, Path(path), directory.metric())
+    names, hostile, decides = partition.clients, partition.hostile, directory.metric()
+    return RunResult(experiment, rounds, lambda: clients, names, opened, Path(path), decides, hostile)
 
 
 def _with_joined(
@@ -232,7 +233,9 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
             if on_round:
                 on_round(record)
     path = run.directory.path if run.directory else None
-    result = RunResult(run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric)
+    result = RunResult(
+        run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
+    )
     if run.directory:
         run.directory.finish(result.summary())
     return result

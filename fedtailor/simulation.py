@@ -9,9 +9,14 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtailor.agreement import read_agreement
+from fedtailor.attack import Attack
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment
-from fedtailor.messages import NEVER, State
+from fedtailor.hostile import TARGET, Tampering, find_trigger, poisoned
+from fedtailor.letters import as_answer, as_letter, as_reply
+from fedtailor.local.inputs import select
+from fedtailor.local.metrics import outputs
+from fedtailor.messages import NEVER, Reply, Request, State
 from fedtailor.method import Server
 from fedtailor.preparing import Objects, Prepared, has_device, prepare
 from fedtailor.server.checkpoint import Checkpoint
@@ -42,9 +47,11 @@ class Simulation:
         experiment, data, terms = prepared.experiment, prepared.data, prepared.terms
         self.prepared, self.experiment, self.data, self.terms = prepared, experiment, data, terms
         self.directory = directory
+        self.attack, self.hostile = Attack.parse(experiment.attack) if experiment.attack else None, prepared.hostile
+        self._held = poisoned(data, self.attack, self.hostile, experiment.seed) if self.attack else data
         checkpoint = directory.path / "checkpoint" if directory else None
         on_disk, device = experiment.states == "disk", terms.initial.device
-        self.sites = Sites.at(data, terms, checkpoint / "sites" if checkpoint else None, on_disk)
+        self.sites = Sites.at(self._held, terms, checkpoint / "sites" if checkpoint else None, on_disk)
         store = Store(checkpoint / "server" if checkpoint else None, "server", on_disk, device)
         engine, deadline = experiment.engine, experiment.deadline
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
@@ -57,6 +64,9 @@ class Simulation:
         self.transport = transport or make_transport(
             engine, self.sites, experiment.workers, device.type == "cpu", deadline, experiment.address
         )
+        if self.attack:
+            memory = Store(checkpoint / "hostile" if checkpoint else None, "hostile", on_disk, device)
+            self.transport = self._tampering(self.attack, memory)
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
         self.loop = Loop(
@@ -71,16 +81,29 @@ class Simulation:
             Counter(join.after for join in data.joined for _ in join.clients),
             replace(terms.metric),
             prepared.budget,
-            secret=away,
+            away,
+            frozenset(self.hostile),
         )
 
     def _sites_apart(self) -> list[Answering]:
         """Every client as a site of its own, which has its own samples and its own network, and answers letters."""
         directory = self.sites.store.directory
         return [
-            Answering(RUN, name, number, Sites.at(self.data.only(number), self.prepared.copied_terms(), directory))
+            Answering(RUN, name, number, Sites.at(self._held.only(number), self.prepared.copied_terms(), directory))
             for number, name in enumerate(self.data.names)
         ]
+
+    def _tampering(self, attack: Attack, memory: Store) -> Tampering:
+        """The transport with hostile clients on it. Where clients are apart, what they upload is a letter again."""
+        method = self.terms.method.model_copy(deep=True)
+
+        def by_letter(request: Request, reply: Reply) -> Reply:
+            name = self.data.names[request.client]
+            answer = as_answer(as_letter(request, RUN, NEVER), name, reply)
+            return as_reply(answer.pack(), request, RUN, name)
+
+        how = {"carry": by_letter} if self._apart else {}
+        return Tampering(self.transport, attack, self.hostile, method, self.experiment.seed, memory, **how)
 
     def place(self, client: int) -> Sites:
         """The place where a client lives: for whoever runs the simulation, and for nobody in it."""
@@ -131,6 +154,21 @@ class Simulation:
             )
         return theta
 
+    def backdoor(self) -> float | None:
+        """Compute the share of the honest clients' test samples with the trigger, not of the target class, that their
+        client's personal model takes for the target; None without such an attack, or without such samples."""
+        if self.attack is None or self.attack.kind != "backdoor":
+            return None
+        trigger, misled, total = find_trigger(self.data, self.hostile), 0, 0
+        for client in sorted({*range(self.data.n_clients)} - {*self.hostile} - self.data.new):
+            x, y = self.data.test(client)
+            assert isinstance(x, Tensor)  # else the attack is refused
+            marked = trigger(select(x, (y != TARGET).nonzero()[:, 0]))
+            scores = outputs(self.terms.network, self.personal_model(client), marked)
+            predicted = self.sites.site(client).counted(scores).argmax(1)
+            misled, total = misled + int((predicted == TARGET).sum()), total + len(marked)
+        return misled / total if total else None
+
     def state_of(self, client: int) -> State:
         """A client's private state: for whoever runs the simulation, and for nobody in it."""
         return self.place(client).store.get(client)
@@ -140,7 +178,7 @@ def create(path: Path, prepared: Prepared, transport: Transport | None = None) -
     """Make a run directory and its simulation; with a transport to real sites, their server."""
     terms = prepared.terms
     directory = RunDirectory.create(
-        path, prepared.experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric
+        path, prepared.experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric, prepared.hostile
     )
     with _unlocked_on_failure(directory):
         return Simulation(prepared, directory, transport)
@@ -152,7 +190,7 @@ def reopen(path: Path, experiment: Experiment, objects: Objects, transport: Tran
     directory.lock()
     with _unlocked_on_failure(directory):
         prepared = prepare(experiment, objects)
-        directory.check(prepared.data, prepared.terms.fingerprint)
+        directory.check(prepared.data, prepared.terms.fingerprint, prepared.hostile)
         return Simulation(prepared, directory, transport)
 
 
@@ -176,7 +214,7 @@ def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simu
     if agreement is not None:
         objects = replace(objects, data=agreement.data(experiment.dtype))
     prepared = prepare(experiment, objects)
-    directory.check(prepared.data, prepared.terms.fingerprint)
+    directory.check(prepared.data, prepared.terms.fingerprint, prepared.hostile)
     away = (
         None
         if agreement is None

@@ -131,6 +131,14 @@ class Store:
         """Remove all versions of this number from the disk but these."""
         self._sweep({self._file(number, version).name for version in keep} if self.directory else set(), str(number))
 
+    def saved(self, number: int) -> list[int]:
+        """List the versions of this number that are on the disk."""
+        if self.directory is None or not self.directory.is_dir():
+            return []
+        mine = re.compile(rf"{self.owner}-{number}-round-([0-9]+)\.safetensors")
+        found = [mine.fullmatch(path.name) for path in self.directory.iterdir() if is_regular(path)]
+        return sorted(int(match[1]) for match in found if match)
+
     def put(self, number: int, state: State, version: int) -> None:
         """Propose and accept."""
         self.propose(number, state, version)

@@ -144,6 +144,10 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
 
     metric = results[0].metric
     yield results[0].experiment.evaluation.in_words(metric)
+    yield from dict.fromkeys(whom for result in results if (whom := result.averages_of))
+    for result in results:
+        if words := result.hostile_outcome:
+            yield f"{result.experiment.method}: {words}."
     if known := results[0].known_for:
         yield known
     if came := joined_in_words(results[0].partition["joined"]):

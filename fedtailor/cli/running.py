@@ -180,7 +180,8 @@ def show(
     result = load(directory)
     if json:
         clients = [
-            {"client": client, "name": result.names[client], **plain_metrics(metrics)}
+            {"client": client, "name": result.names[client], "hostile": client in result.hostile}
+            | plain_metrics(metrics)
             for client, metrics in result.per_client.items()
         ]
         typer.echo(json_text({**result.summary(), "per_client": clients}))
@@ -340,7 +341,7 @@ def _clients_table(result: "RunResult", directory: Path) -> Any:
         table.add_column(name, justify="right")
     for client in shown:
         table.add_row(
-            visible(result.names[client]),
+            visible(result.names[client] + (" (hostile)" if client in result.hostile else "")),
             *(each.text(each.of(result.per_client[client])) for each in metrics),
             f"{result.partition['n_train'][client]:,}",
             f"{result.per_client[client].n_samples:,}",

@@ -123,7 +123,7 @@ class Source:
         return theta, Quality(metrics, len(self.data.test(client)[1]), f"{whose}, {how}")
 
     def global_model(self) -> tuple[Tensor, Quality]:
-        """Return the global model, and its mean quality over the training clients."""
+        """Return the global model, and its mean quality over the training clients that are honest."""
         theta, experiment = self.result.global_vector(), self.result.experiment
         if theta is None:
             own = (
@@ -134,10 +134,11 @@ class Source:
             raise FedtailorError(f"The method {experiment.method} has no global model: {own}.")
         if self.data.elsewhere is not None:
             return theta, self._recorded()
-        clients = [client for client in range(self.data.n_clients) if client not in self.data.new]
+        left_out, honest = {*self.data.new, *self.result.hostile}, "honest " if self.result.hostile else ""
+        clients = [client for client in range(self.data.n_clients) if client not in left_out]
         measured = {client: self._measure(theta, client) for client in clients}
         average = experiment.evaluation.average
-        words = f"on all clients' test samples, the mean over {average}s, measured at export"
+        words = f"on all {honest}clients' test samples, the mean over {average}s, measured at export"
         n_samples = sum(of_client["test"].n_samples for of_client in measured.values())
         return theta, Quality(averages(measured, average, self.result.metric), n_samples, words)
 

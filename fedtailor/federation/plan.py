@@ -78,6 +78,10 @@ class Plan(FileOf):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
+        if "attack" in self.experiment:
+            raise FedtailorError(
+                "The experiment of the plan sets 'attack', which is for simulations alone: leave it out."
+            )
         for setting in self.experiment:
             if setting in OWN:
                 where = (

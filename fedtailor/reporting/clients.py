@@ -52,7 +52,7 @@ def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[
             continue
         cells = [Text(table.shown(row.values[n]), style="bold green" if row.best[n] else "") for n in lines]
         best = [Text(visible(", ".join(best_titles(table, row))))] if several else []
-        made.add_row(Text(visible(row.name)), _count(row.n_train), _count(row.n_test), *cells, *best)
+        made.add_row(Text(visible(row.title)), _count(row.n_train), _count(row.n_test), *cells, *best)
     made.add_section()
     overall = [table.shown(table.overall[n]) for n in lines]
     made.add_row("all", "", "", *overall, *([Text(visible(table.titles[table.leader]))] if several else []))
@@ -71,7 +71,7 @@ def clients_csv(table: ClientTable) -> str:
     writer.writerow(map(spreadsheet_cell, ["client", "train", "test", *table.titles, "best"]))
     for row in table.rows:
         best = ", ".join(best_titles(table, row))
-        writer.writerow(map(spreadsheet_cell, [row.name, row.n_train, row.n_test, *row.values, best]))
+        writer.writerow(map(spreadsheet_cell, [row.title, row.n_train, row.n_test, *row.values, best]))
     return text.getvalue()
 
 
@@ -85,7 +85,7 @@ def clients_html(table: ClientTable) -> str:
     for row in table.rows:
         counts = "".join(_cell(n, _count(n), False) for n in (row.n_train, row.n_test))
         cells = counts + "".join(_cell(v, table.shown(v), best) for v, best in zip(row.values, row.best, strict=True))
-        body.append(f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>')
+        body.append(f'<tr><th scope="row">{escape(row.title)}</th>{cells}</tr>')
     foot = "".join(_cell(value, table.shown(value), False) for value in table.overall)
     return f"""<div class="wide tall-table"><table class="sortable">
 <thead><tr>{heads}</tr></thead>

@@ -1,6 +1,7 @@
 """The figures that every comparison has: learning curves, clients, gains over Local, and each client's data."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -136,15 +137,17 @@ def _window(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def clients(summary: Summary, styles: Styles) -> Figure | None:
-    """Every client's value of the metric (or loss, where there is none), sorted, a panel for each line."""
+    """Every client's value of the metric (or loss, where there is none), sorted, a panel for each line. Hostile clients
+    have panels of their own."""
     metric = summary.metric if any(line.value is not None for line in summary.lines) else LOSS
     what, unit = metric.title, metric.unit
     drawn = []
-    for line in summary.lines:
+    attacked = any(result.hostile for line in summary.lines for result in line.results)
+    for line, hostile in product(summary.lines, (False, True) if attacked else (False,)):
         each = []
         for result in line.results:
             counts, seed = samples(result), _seed(line, result)
-            for client, value in _values(result, metric).items():
+            for client, value in _values(result, metric, hostile).items():
                 each.append((value, f"client {result.names[client]}{seed}, {counts[client]} samples"))
         each.sort()
         if not each:
@@ -155,8 +158,9 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
             np.array([-0.5, len(kept) - 0.5]), np.full(2, heights.mean()), "mean", Style(dash="dot"), kind="fit"
         )
         bars = Bars(heights[kept], [texts[place] for place in kept], styles[line.title])
-        of_clients = f" ({line.of_clients})" if line.missing else ""
-        drawn.append((f"{line.title}: {heights.mean():.4g}{unit}{of_clients}", line.title, bars, mean))
+        of_clients = f" ({line.of_clients})" if line.missing and not hostile else ""
+        title = f"{line.title}, hostile clients" if hostile else line.title
+        drawn.append((f"{title}: {heights.mean():.4g}{unit}{of_clients}", line.title, bars, mean))
     if not drawn:
         return None
     ends = [end for _, _, bars, _ in drawn for end in (float(bars.y.min()), float(bars.y.max()))]
@@ -167,16 +171,16 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
         f"Each bar is the test {what} of one client" + (" of one seed" if several else "") + ", in rising order; the "
         "dotted line is their mean. Two methods with the same mean may treat their worst clients very differently."
     )
+    if attacked:
+        caption += " Hostile clients are apart: no average counts them."
     return Figure(
         "clients", f"Every client's {what}{unit and ', %'}", caption, panels, columns=min(4, max(3, len(panels)))
     )
 
 
-def _values(result: RunResult, metric: Metric) -> dict[int, float]:
-    if metric != result.metric:
-        found = {client: metric.of(test) for client, test in result.per_client.items()}
-        return {client: value for client, value in found.items() if value is not None}
-    return {client: (100 if metric.percent else 1) * value for client, value in client_values(result).items()}
+def _values(result: RunResult, metric: Metric, hostile: bool) -> dict[int, float]:
+    found = client_values(result, metric, hostile)
+    return {client: (100 if metric.percent else 1) * value for client, value in found.items()}
 
 
 def _seed(line: Line, result: RunResult) -> str:
@@ -292,8 +296,8 @@ def _partition(seed: int, result: RunResult) -> Figure:
     order, counts = in_order(result), np.array(result.partition["train"])
     classes = counted_classes(result.partition)
     names = classes or ["all"]
-    new = set(result.partition["new"])
-    rows = [result.names[client] + (" (new)" if client in new else "") for client in order]
+    mark = dict.fromkeys(result.partition["new"], " (new)") | dict.fromkeys(result.hostile, " (hostile)")
+    rows = [result.names[client] + mark.get(client, "") for client in order]
     written = len(rows) * len(names) <= WRITTEN
     heat = Heat(rows, names, {"": counts[order]}, "training samples", limits=(0, counts.max()), written=written)
     totals = counts.sum(1)

@@ -113,6 +113,8 @@ def in_words(summary: Summary) -> str:
     total, classes, new = sum(partition["n_train"]), len(partition["classes"]), len(partition["new"])
     what = f"{classes} classes" if classes else "numbers to predict"
     held_out = f", {new} of them new" if new else ""
+    if (attack := _common(summary, "attack")) and result.hostile:
+        held_out += f", {len(result.hostile)} of them hostile ({attack.partition(',')[0]})"
     protocol = experiment.evaluation
     tuned = {line.results[0].experiment.evaluation.fine_tune for line in summary.lines}
     sentences = [

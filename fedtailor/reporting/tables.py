@@ -47,6 +47,10 @@ def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, 
         result.append(("clients that lose", _losing))
     if any(line.worst_decile is not None for line in lines):
         result.append(("worst decile", lambda line: metric.text(line.worst_decile)))
+    if any(line.hostile_value is not None for line in lines):
+        result.append(("hostile clients", lambda line: metric.text(line.hostile_value)))
+    if any(line.backdoor is not None for line in lines):
+        result.append(("backdoor", lambda line: "–" if line.backdoor is None else f"{100 * line.backdoor:.1f} %"))
     if any(line.failed for line in lines):
         result.append(("clients that failed", _failed))
     cost: list[tuple[str, Cell]] = []

@@ -7,7 +7,7 @@ apart.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fedtailor.errors import FedtailorError, warn
 from fedtailor.messages import Message, Reply, largest
@@ -29,10 +29,12 @@ class ClientNote(UserWarning):
 
 
 class Failures:
-    """The failures of a run. `stop` ends it with the first one."""
+    """The failures of a run. `stop` ends it with the first one; those of `hostile` clients never do."""
 
-    def __init__(self, title: str, names: Sequence[str], stop: bool, rounds: int) -> None:
-        self.title, self.names, self.stop = title, names, stop
+    def __init__(
+        self, title: str, names: Sequence[str], stop: bool, rounds: int, hostile: Collection[int] = frozenset()
+    ) -> None:
+        self.title, self.names, self.stop, self.hostile = title, names, stop, hostile
         self._most_rounds = min(MAX_FAILED_ROUNDS, rounds)
         self._failed_rounds = 0  # in a row
         self._unmeasured_rounds = 0  # the same of evaluations
@@ -70,14 +72,19 @@ class Failures:
         }
         self._failed = set(failed)
         self._untrained |= {client for client, reply in failed.items() if reply.cause is None}
+        honest = [client for client in failed if client not in self.hostile]
+        if self.stop and honest:
+            why, cause = faults[honest[0]], failed[honest[0]].cause
+            clients = [client for client in honest if faults[client] == why]
+            raise FedtailorError(f"{self._who(round, clients)} failed: {why}.") from cause
         for clients in self._news(faults, failed):
-            why, cause = faults[clients[0]], failed[clients[0]].cause
-            if self.stop:
-                raise FedtailorError(f"{self._who(round, clients)} failed: {why}.") from cause
-            self._tell(round, clients, f"left out: {why}", server)
-        self._failed_rounds = self._failed_rounds + 1 if failed and len(failed) == len(messages) else 0
-        if failed and self._failed_rounds == self._most_rounds:
-            last = max(failed)
+            self._tell(round, clients, f"left out: {faults[clients[0]]}", server)
+        if len(failed) < len(messages) or not messages:
+            self._failed_rounds = 0
+        elif honest:
+            self._failed_rounds += 1
+        if honest and self._failed_rounds == self._most_rounds:
+            last = max(honest)
             raise FedtailorError(
                 f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {faults[last]}."
                 + (" Training diverges: take a smaller --lr, or --clip 1." if "NaN" in faults[last] else "")
@@ -89,11 +96,13 @@ class Failures:
         failed = {client: reply for client, reply in found.replies.items() if reply.error}
         # A silent client that was left out of the round is not named a second time in it.
         new = {c: reply for c, reply in failed.items() if c not in self._failed or reply.cause is not None}
+        honest = [client for client in new if client not in self.hostile]
+        if self.stop and honest:
+            why, cause = new[honest[0]].error, new[honest[0]].cause
+            clients = [client for client in honest if new[client].error == why]
+            raise FedtailorError(f"The evaluation of {self._names(clients)} failed: {why}.") from cause
         for clients in self._news({client: reply.error for client, reply in new.items()}, new):
-            why, cause = new[clients[0]].error, new[clients[0]].cause
-            if self.stop:
-                raise FedtailorError(f"The evaluation of {self._names(clients)} failed: {why}.") from cause
-            self._tell(round, clients, f"not measured: {why}", server)
+            self._tell(round, clients, f"not measured: {new[clients[0]].error}", server)
         for client in found.missing:
             if client in found.replies and client not in failed:
                 message = f"Client {self.names[client]} tells no metrics: averages are of the others."

@@ -48,6 +48,7 @@ class Loop:
     metric: Metric = ACCURACY
     budget: Budget | None = None  # of a private run
     secret: bool = False  # the noise of privacy comes from the operating system
+    hostile: frozenset[int] = frozenset()  # clients that no average counts: those of a study's attack
     versions: dict[int, int] = field(default_factory=dict)  # the round of each client's last accepted state
     rounds: list[RoundRecord] = field(default_factory=list)
     clients: list[ClientsRecord] = field(default_factory=list)  # if they are written nowhere else
@@ -57,7 +58,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         experiment = self.experiment
-        self.failures = Failures(self.title, self.names, experiment.on_failure == "stop", experiment.rounds)
+        stop = experiment.on_failure == "stop"
+        self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
@@ -148,13 +150,14 @@ class Loop:
             with self._at_the_server("observe"):
                 self.observations.put(number, self.method.observe(self.server))
         up = {client: reply.bytes_up for client, reply in replies.items()}
+        counted = {client: of for client, of in found.measured.items() if client not in self.hostile}
         record = RoundRecord(
-            **vars(averages(found.measured, self.experiment.evaluation.average, self.metric)),
+            **vars(averages(counted, self.experiment.evaluation.average, self.metric)),
             round=number,
             participants=participants,
             failed=[client for client in participants if client not in replies],
             misled=misled,
-            missing=found.missing,
+            missing=[client for client in found.missing if client not in self.hostile],
             warnings={about: self.server.warnings[about] for about in self.server.warnings if about not in known},
             bytes_down=sum(down.values()),
             bytes_up=sum(up.values()),

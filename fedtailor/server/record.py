@@ -22,7 +22,7 @@ import os
 import platform
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,7 +62,7 @@ except ImportError:  # not on this system: two processes in one run directory ar
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1  # of all files here: a run in another format is refused
-FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "observed", "tensorboard")
+FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "checkpoint/hostile", "observed", "tensorboard")
 GROWING = ("rounds.jsonl", "clients.jsonl")
 BEGINNING = (
     "lock",
@@ -99,7 +99,14 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, experiment: Experiment, data: FederatedData, network: str, setup: Setup, metric: Metric
+        cls,
+        path: Path,
+        experiment: Experiment,
+        data: FederatedData,
+        network: str,
+        setup: Setup,
+        metric: Metric,
+        hostile: Sequence[int] = (),
     ) -> "RunDirectory":
         check_free(path)
         make_directory(path)
@@ -107,7 +114,7 @@ class RunDirectory:
         run.lock()
         try:
             check_free(path)  # nobody else was faster
-            write_atomically(path / "partition.json", seal({**describe(data), "network": network}))
+            write_atomically(path / "partition.json", seal({**describe(data, hostile), "network": network}))
             write_atomically(path / "network.json", seal(setup.plain(), pretty=True))
             settings = deciding_settings(experiment)
             run._write_about(About(format=FORMAT, versions=versions(), experiment=settings, metric=metric))
@@ -197,16 +204,18 @@ class RunDirectory:
         path = self.path / "network.json"
         return read_sealed(path, Setup.from_json) if path.exists() else None
 
-    def check(self, data: FederatedData, network: str) -> None:
-        """Refuse to go on with other data, from another first vector (`network` is its checksum), or without the
-        checkpoint, of which the first comes before the first record."""
+    def check(self, data: FederatedData, network: str, hostile: Sequence[int] = ()) -> None:
+        """Refuse to go on with other data, from another first vector (`network` is its checksum), with other hostile
+        clients, or without the checkpoint, of which the first comes before the first record."""
         manifest, rounds = self.path / "checkpoint" / "manifest.json", self.path / "rounds.jsonl"
         if not manifest.exists() and rounds.exists() and rounds.stat().st_size:
             raise damaged(manifest, "it is missing")
         recorded, _ = self.partition(), self.setup()  # which is read to notice if it is damaged
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
-        found = Partition.from_plain({**describe(data), "network": network})
+        found = Partition.from_plain({**describe(data, hostile), "network": network})
+        if recorded.hostile != found.hostile:
+            raise FedtailorError(f"The hostile clients are not those of the run in {self.path}: it cannot go on.")
         if recorded.preprocessing != found.preprocessing:
             raise FedtailorError(f"The preprocessing is not that of the run in {self.path}: its table has changed.")
         if recorded != found:
@@ -214,8 +223,9 @@ class RunDirectory:
 
     def join(self, data: FederatedData) -> None:
         """Write down that clients have joined: these are the data with them."""
-        network = self.partition().network
-        write_atomically(self.path / "partition.json", seal({**describe(data), "network": network}))
+        before = self.partition()
+        content = {**describe(data, before.hostile), "network": before.network}
+        write_atomically(self.path / "partition.json", seal(content))
 
     # --- what it has done ---
 
@@ -349,8 +359,8 @@ def versions() -> dict[str, str]:
     return {"fedtailor": __version__, "torch": str(torch.__version__), "numpy": np.__version__, "python": python}
 
 
-def describe(data: FederatedData) -> Plain:
-    """The partition as plain values, with a fingerprint of the samples themselves."""
+def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:
+    """The partition as plain values, with a fingerprint of the samples themselves, and the hostile clients."""
     splits = {split: data.counts(split).tolist() for split in ("train", "validation", "test")}
     return {
         "data": data.name,
@@ -361,6 +371,7 @@ def describe(data: FederatedData) -> Plain:
         "n_train": data.n_samples.tolist(),
         "fingerprint": data.fingerprint(),
         "joined": [asdict(join) for join in data.joined],
+        "hostile": list(hostile),
         "preprocessing": data.preprocessing and data.preprocessing.model_dump(mode="json"),
     }
 

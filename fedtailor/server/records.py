@@ -217,6 +217,7 @@ class Partition(Record):
     fingerprint: str
     network: str
     joined: list[Join] = field(default_factory=list)  # the last of the training clients, in their order
+    hostile: list[Count] = field(default_factory=list)  # training clients of a study's attack: no average counts them
     preprocessing: Plain | None = None  # of a table
 
     @classmethod
@@ -228,6 +229,8 @@ class Partition(Record):
             raise ValueError("it does not have every client's samples of each class")
         if any(client >= clients for client in record.new):
             raise ValueError("it names new clients that do not exist")
+        if any(client >= clients or client in record.new for client in record.hostile):
+            raise ValueError("it names hostile clients that do not train")
         training = [name for client, name in enumerate(record.clients) if client not in record.new]
         came = [name for join in record.joined for name in join.clients]
         if came and came != training[-len(came) :]:
@@ -261,6 +264,7 @@ class Outcome(Record):
 
     rounds: Count
     stopped: str | None = None  # why it ended before its last round
+    backdoor: float | None = None  # the success of such an attack
 
 
 METRICS = tuple(each.name for each in fields(Metrics))

@@ -20,6 +20,12 @@ class ClientRow:
     n_test: float
     values: tuple[float | None, ...]
     best: tuple[bool, ...]  # the lines that are best for it; none if there is only one
+    hostile: bool = False  # its results as a hostile client, which are in no average
+
+    @property
+    def title(self) -> str:
+        """The name, marked if the results are those of a hostile client."""
+        return f"{self.name} (hostile)" if self.hostile else self.name
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class ClientTable:
     metric: Metric
     titles: tuple[str, ...]  # of the lines
     overall: tuple[float | None, ...]  # each line's result, as the comparison's table has it
-    rows: tuple[ClientRow, ...]  # in the order of the clients' numbers
+    rows: tuple[ClientRow, ...]  # in the order of the clients' numbers; at the end those of hostile ones
     seeds: int
     same: bool  # a name stands for the same samples with all seeds
     missing: str = ""  # a note on clients that were not measured
@@ -58,7 +64,9 @@ class ClientTable:
             said.append(f"Best in general: {self.titles[self.leader]} ({self.shown(overall)}).")
             wins = {title: sum(row.best[place] for row in self.rows) for place, title in enumerate(self.titles)}
             most = ", ".join(f"{title} {n}" for title, n in sorted(wins.items(), key=lambda win: -win[1]) if n)
-            said.append(f"Best for so many of {len(self.rows)} clients (equals count for each): {most}.")
+            honest = [row for row in self.rows if not row.hostile]
+            who = "clients" if len(honest) == len(self.rows) else "honest clients"
+            said.append(f"Best for so many of {len(honest)} {who} (equals count for each): {most}.")
         if not self.same:
             said.append("The partition differs from seed to seed: clients of the same name are averaged all the same.")
         return " ".join([*said, self.missing] if self.missing else said)
@@ -68,6 +76,7 @@ class ClientTable:
         rows = [
             {
                 "name": row.name,
+                "hostile": row.hostile,
                 "n_train": row.n_train,
                 "n_test": row.n_test,
                 "values": dict(zip(self.titles, row.values, strict=True)),
@@ -86,13 +95,19 @@ def best_titles(table: ClientTable, row: ClientRow) -> list[str]:
 def client_table(summary: Summary) -> ClientTable:
     """Make the table of clients × lines: the metric, or the loss where there is none."""
     metric = summary.metric if any(line.value is not None for line in summary.lines) else LOSS
-    of_line = [_by_name(line.results, metric) for line in summary.lines]
+    of_line = [_by_name(line.results, metric, hostile=False) for line in summary.lines]
+    hostile = [_by_name(line.results, metric, hostile=True) for line in summary.lines]
     results = [result for line in summary.lines for result in line.results]
     rows, missing = [], {name for result in results for name in result.missing}
-    for name, (train, test) in _samples(results).items():
+    counts = _samples(results)
+    for name, (train, test) in counts.items():
         if name in missing or any(name in found for found in of_line):
             own = tuple(found.get(name) for found in of_line)
             rows.append(ClientRow(name, train, test, own, _best(own, metric)))
+    for name, (train, test) in counts.items():
+        if any(name in found for found in hostile):
+            own = tuple(found.get(name) for found in hostile)
+            rows.append(ClientRow(name, train, test, own, (False,) * len(own), hostile=True))
     overall = tuple(line.loss if metric is LOSS else line.value for line in summary.lines)
     titles = tuple(line.title for line in summary.lines)
     same = len({_totals(result) for result in results}) == 1
@@ -100,11 +115,12 @@ def client_table(summary: Summary) -> ClientTable:
     return ClientTable(metric, titles, overall, tuple(rows), seeds, same, " ".join(missing_in_words(summary.lines)))
 
 
-def _by_name(results: Sequence[RunResult], metric: Metric) -> dict[str, float]:
-    """Average each client's result over seeds. By name: with new clients, numbers differ from seed to seed."""
+def _by_name(results: Sequence[RunResult], metric: Metric, hostile: bool) -> dict[str, float]:
+    """Average each client's result over the seeds with which it is honest, or hostile. By name: with new clients,
+    numbers differ from seed to seed."""
     found: dict[str, list[float]] = {}
     for result in results:
-        for client, value in client_values(result, metric).items():
+        for client, value in client_values(result, metric, hostile).items():
             found.setdefault(result.names[client], []).append(value)
     return {name: fmean(values) for name, values in found.items()}
 

@@ -5,24 +5,19 @@ from statistics import fmean
 
 from fedtailor.metric import Metric
 from fedtailor.result import RunResult
-from fedtailor.server.evaluation import LAST, averages
+from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages
 
 Values = dict[int, float]  # by client
 
 
-def client_values(result: RunResult, metric: Metric | None = None) -> Values:
-    """Return each client's test value of the metric that decides, or of another one, in the round that counts; clients
-    without one, as they have no test samples, are left out."""
-    metric = metric or result.metric
-    chosen = result.chosen()
-    counted = [record.results for record in result.clients if chosen is not None and record.round == chosen.round]
-    if last := LAST.get(result.experiment.evaluation.choose):
-        counted = [record.results for record in result.clients if record.results][-last:]
-    found: dict[int, list[float]] = {}
-    for results in counted:
+def client_values(result: RunResult, metric: Metric | None = None, hostile: bool = False) -> Values:
+    """Return each honest client's test value of the metric that decides, or of another one, in the round that counts;
+    or each `hostile` one's. Clients without one, as they have no test samples, are left out."""
+    metric, found = metric or result.metric, dict[int, list[float]]()
+    for results in result.counted:
         for client, measured in results.items():
-            if (value := metric.of(measured["test"])) is not None:
+            if (client in result.hostile) == hostile and (value := metric.of(measured["test"])) is not None:
                 found.setdefault(client, []).append(value)
     return {client: fmean(values) for client, values in sorted(found.items())}
 
@@ -67,8 +62,9 @@ def until(result: RunResult, target: float) -> tuple[int, int] | None:
         sent += record.bytes
         called |= set(record.participants) - set(record.failed)
         value = metric.of(record)
-        if protocol.clients == "all" and not clients.results.keys() <= called:
-            counted = {client: measured for client, measured in clients.results.items() if client in called}
+        honest = {client: measured for client, measured in clients.results.items() if client not in result.hostile}
+        if protocol.clients == "all" and not honest.keys() <= called:
+            counted = {client: measured for client, measured in honest.items() if client in called}
             value = metric.of(averages(counted, protocol.average, metric))
         if value is not None and metric.reaches(value, target):
             return record.round, sent

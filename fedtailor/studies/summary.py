@@ -66,6 +66,8 @@ class Line:
     validation: float | None = None  # what settings are chosen by, more being better: mean over seeds
     chosen: bool | None = None  # by it, among the lines of the method; None if there is no choice
     epsilon: float | None = None  # spent in all rounds, the most of all seeds; None without privacy
+    hostile_value: float | None = None  # as `value`, of the hostile clients of a study
+    backdoor: float | None = None  # the share of samples that a backdoor misleads, mean over seeds
     missing: float = 0.0  # clients that were not measured in the round that counts, mean over seeds
     p: float | None = None  # of the difference from the best line, corrected; None for the best itself
     best: bool = False
@@ -174,8 +176,8 @@ def check_comparable(results: Sequence[RunResult]) -> None:
 
 
 def _samples(result: RunResult) -> Plain:
-    """Return the partition, without the name of the data and the checksum of the network."""
-    return {name: value for name, value in result.partition.items() if name not in ("data", "network")}
+    """Return the partition, without the name of the data, the checksum of the network and who is hostile."""
+    return {name: value for name, value in result.partition.items() if name not in ("data", "network", "hostile")}
 
 
 def _settings_of_data(result: RunResult) -> Plain:
@@ -276,6 +278,8 @@ def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -
         failed_always=fmean(sum(f == n for f, n in result.failures.values()) for result in results),
         validation=_mean(results[0].metric.validation(record) if record else None for record in chosen),
         epsilon=max((r.epsilon for r in results if r.epsilon is not None), default=None),
+        hostile_value=_over_seeds([result.hostile_value for result in results])[0],
+        backdoor=_over_seeds([result.recorded_backdoor for result in results])[0],
         missing=fmean(len(record.missing) if record else 0 for record in chosen),
     )
 
@@ -402,6 +406,7 @@ def _sentences(summary: Summary) -> Iterable[str]:
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
     yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
+    yield from hostile_in_words(lines)
     if known := lines[0].results[0].known_for:
         yield known
     yield from missing_in_words(lines)
@@ -422,7 +427,8 @@ def _sentences(summary: Summary) -> Iterable[str]:
     clients = len(lines[0].results[0].names)
     said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
     if failed := [f"{title}: {words}" for title, words in said if words]:
-        yield f"Failures: {'; '.join(failed)}. These clients count with models that missed that training."
+        who = "Honest ones" if any(result.hostile for line in lines for result in line.results) else "These clients"
+        yield f"Failures: {'; '.join(failed)}. {who} count with models that missed that training."
     if absent := max(len(result.never_called) for line in lines for result in line.results):
         yield (
             f"Up to {absent} of {clients} clients were never called: they count with what the "
@@ -446,6 +452,20 @@ def _sentences(summary: Summary) -> Iterable[str]:
     if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     yield from _about_the_test(summary)
+
+
+def hostile_in_words(lines: Sequence[Line]) -> Iterable[str]:
+    """Say of whom the averages are where clients are hostile, and who these are with each seed."""
+    attacks = dict.fromkeys(result.experiment.attack for line in lines for result in line.results)
+    for attack in filter(None, attacks):
+        runs = [result for line in lines for result in line.results if result.experiment.attack == attack]
+        of_seed = {run.experiment.seed: run for run in runs}
+        first, *others = of_seed
+        said = of_seed[first].averages_of.rstrip(".") + (f" with seed {first}" if others else "")
+        for seed in others:
+            names = of_seed[seed].names
+            said += f"; {listed([names[client] for client in of_seed[seed].hostile])} with seed {seed}"
+        yield f"{f'attack={attack}: ' if len(attacks) > 1 else ''}{said}."
 
 
 def missing_in_words(lines: Sequence[Line]) -> Iterable[str]:
@@ -482,8 +502,9 @@ def _about_the_test(summary: Summary) -> Iterable[str]:
         return
     clients = min(len(_paired(line, best)[0]) for line in tested)
     whose = f"their {summary.metric.title} averaged over seeds"
+    honest = "honest " if any(result.hostile for line in summary.lines for result in line.results) else ""
     yield (
-        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} clients ({whose}) against "
+        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} {honest}clients ({whose}) against "
         f"{best.title}, corrected by Holm for {len(tested)} "
         f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
     )
