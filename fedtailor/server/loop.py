@@ -150,9 +150,9 @@ class Loop:
             with self._at_the_server("observe"):
                 self.observations.put(number, self.method.observe(self.server))
         up = {client: reply.bytes_up for client, reply in replies.items()}
-        counted = {client: of for client, of in found.measured.items() if client not in self.hostile}
+        honest = {client: of for client, of in found.measured.items() if client not in self.hostile}
         record = RoundRecord(
-            **vars(averages(counted, self.experiment.evaluation.average, self.metric)),
+            **vars(averages(honest, self.experiment.evaluation.average, self.metric)),
             round=number,
             participants=participants,
             failed=[client for client in participants if client not in replies],
