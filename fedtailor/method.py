@@ -331,6 +331,11 @@ class Method(BaseModel):
         weights = {how.weights for how in self.uploads.values() if isinstance(how, Mean)}
         return {*self.uploads, *(weights - {"samples", "equal"})}
 
+    @property
+    def recorded(self) -> set[str]:
+        """The uploads for the record alone: in a private run they stay at the client."""
+        return {name for name, how in self.uploads.items() if isinstance(how, Each) and how.record}
+
 
 def describe_uploads(method: Method) -> dict[str, str]:
     """Say of each upload what the server sees of it."""
@@ -356,11 +361,18 @@ def expected_upload(method: Method, server: Server, client: int) -> State:
     return {name: declared.get(name, server.state.get(name, like)) for name, like in usual.items()}
 
 
-def check_upload(method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0) -> None:
+def check_upload(
+    method: Method,
+    upload: Mapping[str, Any],
+    server: Server | None = None,
+    client: int = 0,
+    private: bool = False,
+) -> None:
     """Refuse an upload that is not what the method declares: other names or, at the server, other shapes or types."""
-    if missing := sorted(method.uploaded - upload.keys()):
+    declared = method.uploaded - (method.recorded if private else set())
+    if missing := sorted(declared - upload.keys()):
         raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")
-    if unknown := sorted(upload.keys() - method.uploaded):
+    if unknown := sorted(upload.keys() - declared):
         raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")
     if server is None:
         return

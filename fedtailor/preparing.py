@@ -33,6 +33,8 @@ from fedtailor.metric import Metric, find_metric, own_metric
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
+from fedtailor.privacy import privacy_of
+from fedtailor.sample_privacy import check_sample_privacy, private_queries
 from fedtailor.server.setup import Setup, describe_setup
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.site.site import Terms
@@ -120,6 +122,13 @@ class Prepared:
             store=store,
             initialise=Initialiser(self.assembled, self.experiment.seed),
         )
+
+    def private_queries(self, n_samples: int) -> dict[float, int]:
+        """Count the private gradients that a client with so many samples asks for in a round, by sampling rate."""
+        server = _started(self)
+        server.round, server.participants = 1, [0]
+        message = self.method.send_all(server)[0]
+        return private_queries(self.terms, message, n_samples)
 
     @cached_property
     def setup(self) -> Setup:
@@ -212,8 +221,13 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         metric,
         own_metric,
         data.targets == "labels",
+        privacy_of(experiment.privacy, experiment.epsilon),
     )
     prepared = Prepared(experiment, data, terms, assembled)
+    if terms.privacy is not None and terms.privacy.level == "sample":
+        check_sample_privacy(experiment, network)
+        if not site:
+            prepared.private_queries(1)  # refuses a method that uses what cannot be private
     if not site:
         _check_protocol(prepared)
     _try_out_metric(prepared)

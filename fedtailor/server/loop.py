@@ -18,6 +18,7 @@ from fedtailor.messages import NEVER, Message, Reply, Train, check_tensors, mess
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.metric import ACCURACY, Metric
 from fedtailor.participation import Participation
+from fedtailor.privacy import privacy_of
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregators import make_aggregator
 from fedtailor.server.checkpoint import Checkpoint
@@ -228,7 +229,7 @@ class Loop:
         if not reply.error:
             try:
                 check_tensors("its upload", reply.upload)
-                check_upload(self.method, reply.upload, self.server, client)
+                check_upload(self.method, reply.upload, self.server, client, self._private)
                 self.failures.note(client, reply.upload)
             except (ValueError, TypeError) as error:
                 reply.error = str(error)
@@ -236,6 +237,10 @@ class Loop:
         for refused, why in total.put(client, None if reply.error else reply.upload).items():
             replies[refused].error = why
         reply.upload = {}
+
+    @property
+    def _private(self) -> bool:
+        return privacy_of(self.experiment.privacy, self.experiment.epsilon) is not None
 
     @property
     def title(self) -> str:

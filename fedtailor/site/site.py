@@ -16,7 +16,10 @@ from fedtailor.local.descent import step_count
 from fedtailor.local.inputs import Inputs
 from fedtailor.local.metrics import OwnMetric, measure, outputs
 from fedtailor.local.network import Loss, Network
+from fedtailor.local.noise import Noise
 from fedtailor.local.optimizer import OptimizerSettings
+from fedtailor.local.private import Private
+from fedtailor.local.streams import torch_stream
 from fedtailor.messages import (
     Adapt,
     Declaration,
@@ -33,6 +36,7 @@ from fedtailor.messages import (
 )
 from fedtailor.method import Method, check_upload
 from fedtailor.metric import ACCURACY, Metric
+from fedtailor.privacy import Privacy
 from fedtailor.schedule import factor_at
 
 
@@ -64,6 +68,8 @@ class Terms:
     metric: Metric = ACCURACY  # the one that decides
     own_metric: OwnMetric | None = None  # its function, if it is the user's own
     multi_label: bool = False  # targets are labels of 0 and 1
+    privacy: Privacy | None = None
+    secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,6 +112,19 @@ class Site:
             terms.augmentation,
         )
 
+    def noise(self, round: int) -> Noise:
+        """The source of all noise for privacy that the client draws in a round."""
+        terms = self.terms
+        return Noise() if terms.secret_noise else Noise(torch_stream(terms.seed, "privacy", round, self.number))
+
+    def private(self, round: int) -> Private | None:
+        """The private gradients of a round's training; None where samples have no privacy of their own."""
+        privacy = self.terms.privacy
+        if privacy is None or privacy.level != "sample":
+            return None
+        assert privacy.noise is not None
+        return Private(privacy.bound, privacy.noise, self.noise(round))
+
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do what a request asks, and return the reply and the state after it."""
         client = self.client(request.round, state)
@@ -124,11 +143,14 @@ class Site:
 
     def _train(self, client: Client, request: Train) -> Reply:
         method, message = self.terms.method, request.message
+        client.private = self.private(request.round)
         upload = dict(method.train(client, message))
+        client.private = None  # what follows stays here
         check_upload(method, upload)
         check_finite("its upload", upload)
         check_finite("its new state", client.state)
-        reply = Reply(request.clients, upload)
+        stays = method.recorded if self.terms.privacy is not None else set()
+        reply = Reply(request.clients, {name: tensor for name, tensor in upload.items() if name not in stays})
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
             reply.measured = [self.measure(self.personal_model(client, {**message, **upload}))]
