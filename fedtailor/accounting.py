@@ -15,7 +15,10 @@ from typing import Any, Literal, NamedTuple
 from fedtailor.errors import FedtailorError
 
 Sampling = Literal["all", "poisson", "fixed"]
-INTERVAL = 1e-3  # of the discretised losses: still an upper bound, ten times as fast as 1e-4
+# Width of the discretised losses, for few releases and for more than MANY: upper bounds at most two per mille above those
+# of 1e-4, in a tenth of the time.
+COARSE, FINE, MANY = 5e-3, 1e-3, 500
+ORDERS = (1.5, 2, 2.5, *range(3, 33), 40, 48, 64, 96, 128, 256, 512)  # of RDP: the usual ones without the slow
 LEAST_NOISE, MOST_NOISE = 0.05, 1e4  # that is looked for
 HOPELESS = 100.0  # an ε that protects nobody: no memory is spent on a tighter one
 DIGITS = 4  # of noise that was found: it is rounded up, so that the last digits of a search do not count
@@ -68,7 +71,8 @@ def _spent(releases: tuple[tuple[Releases, int], ...], delta: float) -> Spent:
 
 def _pld(releases: tuple[tuple[Releases, int], ...], delta: float) -> float:
     _, pld, _ = _library()
-    accountant = pld.PLDAccountant(value_discretization_interval=INTERVAL)
+    many = sum(count for _, count in releases) > MANY
+    accountant = pld.PLDAccountant(value_discretization_interval=FINE if many else COARSE)
     for each, count in releases:
         accountant.compose(_event(each), count)
     return float(accountant.get_epsilon(delta))
@@ -78,7 +82,7 @@ def _rdp(releases: tuple[tuple[Releases, int], ...], delta: float, sampled: bool
     accounting, _, rdp = _library()
     fixed = sampled and any(each.sampling == "fixed" for each, _ in releases)
     relation = accounting.NeighboringRelation
-    accountant = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE)
+    accountant = rdp.RdpAccountant(ORDERS, relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE)
     for each, count in releases:
         accountant.compose(_event(each), count)
     return float(accountant.get_epsilon(delta))

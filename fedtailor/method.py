@@ -324,11 +324,6 @@ class Method(BaseModel):
         return [name for name, how in self.uploads.items() if isinstance(how, Mean)]
 
     @property
-    def recorded(self) -> set[str]:
-        """The uploads that are for the record alone."""
-        return {name for name, how in self.uploads.items() if isinstance(how, Each) and how.record}
-
-    @property
     def shares_model(self) -> bool:
         """True if all clients predict with the broadcast `theta`."""
         return type(self).personal_model is Method.personal_model
@@ -338,6 +333,11 @@ class Method(BaseModel):
         """The names of all that a client uploads, with the weights of means."""
         weights = {how.weights for how in self.uploads.values() if isinstance(how, Mean)}
         return {*self.uploads, *(weights - {"samples", "equal"})}
+
+    @property
+    def recorded(self) -> set[str]:
+        """The uploads for the record alone: in a private run they stay at the client."""
+        return {name for name, how in self.uploads.items() if isinstance(how, Each) and how.record}
 
 
 def describe_uploads(method: Method, privacy: Privacy | None = None) -> dict[str, str]:
@@ -370,11 +370,18 @@ def expected_upload(method: Method, server: Server, client: int) -> State:
     return {name: declared.get(name, server.state.get(name, like)) for name, like in usual.items()}
 
 
-def check_upload(method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0) -> None:
+def check_upload(
+    method: Method,
+    upload: Mapping[str, Any],
+    server: Server | None = None,
+    client: int = 0,
+    private: bool = False,
+) -> None:
     """Refuse an upload that is not what the method declares: other names or, at the server, other shapes or types."""
-    if missing := sorted(method.uploaded - method.recorded - upload.keys()):
+    declared = method.uploaded - (method.recorded if private else set())
+    if missing := sorted(declared - upload.keys()):
         raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")
-    if unknown := sorted(upload.keys() - method.uploaded):
+    if unknown := sorted(upload.keys() - declared):
         raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")
     if server is None:
         return

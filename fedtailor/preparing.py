@@ -35,6 +35,8 @@ from fedtailor.metric import Metric, find_metric, own_metric
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
+from fedtailor.privacy import Privacy
+from fedtailor.sample_privacy import check_sample_privacy, private_queries
 from fedtailor.server.budget import Budget
 from fedtailor.server.robust_aggregation import check_aggregation
 from fedtailor.server.setup import Setup, describe_setup
@@ -131,6 +133,13 @@ class Prepared:
             initialise=Initialiser(self.assembled, self.experiment.seed),
         )
 
+    def private_queries(self, n_samples: int) -> dict[float, int]:
+        """Count the private gradients that a client with so many samples asks for in a round, by sampling rate."""
+        server = _started(self)
+        server.round, server.participants = 1, [0]
+        message = self.method.send_all(server)[0]
+        return private_queries(self.terms, message, n_samples)
+
     @cached_property
     def setup(self) -> Setup:
         """The layers of the network, and what a client uploads in round 1."""
@@ -208,7 +217,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
-    budget = _budget(experiment, method, network, training, site)
+    check_sample_privacy(experiment, network)
+    privacy = wanted_privacy(experiment, method, network.layout)
     terms = Terms(
         method,
         network,
@@ -229,10 +239,12 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         metric,
         own_metric,
         data.targets == "labels",
-        budget.privacy if budget else None,
+        privacy,
         participation.mean(training),
     )
-    prepared = Prepared(experiment, data, terms, assembled, budget)
+    prepared = Prepared(experiment, data, terms, assembled)
+    if privacy is not None and not site:  # a site gets the noise from the plan
+        prepared = _with_budget(prepared, privacy, participation, training)
     if not site:
         _check_protocol(prepared)
         hostile_clients(experiment, data)  # which may refuse the attack
@@ -240,15 +252,17 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     return prepared
 
 
-def _budget(experiment: Experiment, method: Method, network: Network, clients: int, site: bool) -> Budget | None:
-    """The privacy of a run and what it may cost; None without privacy. A site gets the noise from the plan."""
-    privacy = wanted_privacy(experiment, method, network.layout)
-    if privacy is None:
-        return None
+def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participation, clients: int) -> Prepared:
+    """Settle the privacy of a run: its noise, and what it may cost."""
+    experiment, method = prepared.experiment, prepared.method
+    queries: list[dict[float, int]] = []
+    if privacy.level == "sample" and method.uploads:
+        sizes = prepared.data.n_samples.tolist()[:clients]
+        of_size = {size: prepared.private_queries(size) for size in sorted(set(sizes))}  # or the method is refused
+        queries = [of_size[size] for size in sizes]
     limit = None if isinstance(experiment.epsilon, str) else experiment.epsilon
-    participation = Participation.parse(experiment.participation)
-    budget = Budget(privacy, participation, clients, bool(method.uploaded), limit)
-    return budget if site else settled(experiment, budget)
+    budget = settled(experiment, Budget(privacy, participation, clients, bool(method.uploads), limit, queries))
+    return replace(prepared, budget=budget, terms=replace(prepared.terms, privacy=budget.privacy))
 
 
 def _check_loss(name: str, data: FederatedData) -> None:

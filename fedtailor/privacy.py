@@ -71,3 +71,8 @@ class Privacy(Parts):
     def bound(self) -> float:
         """The clip, or where an adaptive one begins."""
         return FIRST_CLIP if self.quantile is not None else float(self.clip)
+
+
+def privacy_of(text: str | None, epsilon: Epsilon | None = None) -> Privacy | None:
+    """Read the privacy that an experiment's settings ask for; None if they ask for none."""
+    return None if text is None or epsilon == "inf" else Privacy.parse(text)

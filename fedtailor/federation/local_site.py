@@ -188,7 +188,7 @@ class LocalSite:
 
 
 def _from_server(terms: Terms, letter: Letter) -> Terms:
-    """Begin with the vector and the frozen parts that the server sent."""
+    """Begin with the vector and the frozen parts that the server sent; the noise for privacy is the site's own."""
     try:
         check_finite("The initial vector", letter.tensors)
         _take(terms.initial, letter.tensors["initial"])
@@ -197,7 +197,7 @@ def _from_server(terms: Terms, letter: Letter) -> Terms:
     except (KeyError, ValueError, TypeError, NotFinite) as error:
         raise FaultError("letter", f"The vector of the beginning does not fit the network: {error}") from None
     weights = letter.header.get("weights", "")
-    return replace(terms, weights=weights if isinstance(weights, str) else "")
+    return replace(terms, weights=weights if isinstance(weights, str) else "", secret_noise=True)
 
 
 def _take(ours: Tensor, theirs: Tensor) -> None:

@@ -56,11 +56,7 @@ def linear(layer: nn.Linear) -> Link:
 def convolution(layer: nn.Conv2d) -> Link:
     weight, bias = _detached(layer)
     weight_gradient, bias_gradient = _gradients(layer)
-    padding: Any = layer.padding
-    if isinstance(padding, str):
-        sizes = zip(layer.kernel_size, layer.dilation, strict=True)
-        padding = tuple((size - 1) * dilation // 2 if padding == "same" else 0 for size, dilation in sizes)
-    geometry = (layer.stride, padding, layer.dilation)
+    geometry = (layer.stride, padding_of(layer), layer.dilation)
 
     def forward(x: Tensor) -> tuple[Tensor, Back]:
         def back(d: Tensor, wanted: bool) -> Tensor:
@@ -74,6 +70,14 @@ def convolution(layer: nn.Conv2d) -> Link:
         return torch.conv2d(x, weight, bias, *geometry, layer.groups), back
 
     return forward
+
+
+def padding_of(layer: nn.Conv2d) -> Any:
+    """Return a convolution's padding in numbers."""
+    if not isinstance(layer.padding, str):
+        return layer.padding
+    sizes = zip(layer.kernel_size, layer.dilation, strict=True)
+    return tuple((size - 1) * dilation // 2 if layer.padding == "same" else 0 for size, dilation in sizes)
 
 
 def max_pool(layer: nn.MaxPool2d) -> Link:
@@ -163,7 +167,7 @@ def find_chain(module: nn.Module, x: Tensor) -> Chain | None:
 
     The caller must look for hooks.
     """
-    layers = list(_leaves(module))
+    layers = list(leaves(module))
     parameters = list(module.parameters())
     own = sum(len(list(layer.parameters())) for layer in layers)  # more than these if layers share some
     if x.device.type != "cpu" or not parameters or own != len(parameters):
@@ -185,11 +189,11 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def _leaves(module: nn.Module) -> Iterator[nn.Module]:
+def leaves(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of a Sequential, and of those in it."""
     if type(module) is nn.Sequential:
         for child in module:
-            yield from _leaves(child)
+            yield from leaves(child)
     else:
         yield module
 

@@ -12,6 +12,7 @@ from typing import Self, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from fedtailor.errors import FedtailorError
 from fedtailor.local.augmentation import Augmentation
 from fedtailor.local.descent import (
     Batch,
@@ -25,6 +26,7 @@ from fedtailor.local.descent import (
     hessian_product,
     mean_gradient,
     plain_loss,
+    private_gradient,
     step_count,
 )
 from fedtailor.local.inputs import Inputs, take
@@ -32,6 +34,7 @@ from fedtailor.local.layout import Layout
 from fedtailor.local.metrics import outputs
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
+from fedtailor.local.private import Private, sampling_rate
 from fedtailor.local.streams import seed_network, torch_seed, torch_stream
 from fedtailor.messages import State
 
@@ -59,6 +62,10 @@ class Client:
     is trained, with label smoothing and class weights. `optimizer` has the experiment's settings of the local descent,
     and this round's factor of the learning rate. `participation` is the share of the clients that take part in a round
     on average, r/I.
+
+    `private` is there while a client trains under privacy of its samples. Then `descend` and `gradient` take private
+    gradients, unless their result `stays`: it never leaves the client, and nothing that leaves depends on it. What has
+    no private version (a loss, features, another objective, a Hessian) is refused.
     """
 
     id: int
@@ -74,6 +81,7 @@ class Client:
     keep_momentum: bool = False
     participation: float = 1.0
     augmentation: Augmentation | None = None
+    private: Private | None = None  # the same for all copies: no noise is drawn twice
     # Each copy of a client has its own:
     _moments: dict[str, State] = field(default_factory=dict, init=False)  # what `step` remembers of each model
     _factor: float | None = field(default=None, init=False)  # of the learning rate, in the present step of `batches`
@@ -142,6 +150,7 @@ class Client:
         objective: Objective | None = None,
         name: str = "theta",
         purpose: str = "batches",
+        stays: bool = False,
         **settings: Unpack[Settings],
     ) -> Tensor:
         """Descend from `theta` on the training samples, with the experiment's settings or those given here.
@@ -152,8 +161,11 @@ class Client:
 
         Two descents of one round see the same batches in the same order unless their `purpose` differs: so two models
         are compared on equal terms, and limit cases hold exactly. `name` tells the models of one client apart where
-        momentum is kept from round to round.
+        momentum is kept from round to round. `stays` says that nothing that leaves the client depends on the result.
         """
+        private = None if stays else self.private
+        if private is not None and objective is not None:
+            raise NotPrivate("an objective of its own")
         chosen = replace(self.optimizer, **settings)
         moments = self.moments(name, theta, chosen) if self.keep_momentum else {}
         return descend(
@@ -169,21 +181,24 @@ class Client:
             moments={moment: tensor[part] for moment, tensor in moments.items()} if part else moments,
             each_step=each_step,
             objective=objective,
-            augment=self._augmenting(purpose),
+            augment=self._augmenting(purpose, private),
+            private=private,
         )
 
     def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
         """Yield the batches of a descent, for a method that takes the steps itself.
 
-        With `gradient(theta, batch)` and `step(theta, gradient)` they come to the same as `descend`.
+        With `gradient(theta, batch)` and `step(theta, gradient)` they come to the same as `descend`. A private gradient
+        takes of a batch its sampling rate alone, and draws a Poisson batch of its own.
         """
         (x, y), chosen = self.train_data, replace(self.optimizer, **settings)
+        rate = sampling_rate(len(x), chosen.batch)
         stream, factors = self._begin(purpose), chosen.factors(step_count(len(x), chosen))
         augment = self._augmenting(purpose)
         try:
             for indices, self._factor in zip(batches(len(x), chosen, stream, x.device), factors, strict=True):
                 xs = augmented(take(x, indices), augment)
-                yield Batch(self.network, self.loss_function, xs, take(y, indices), indices)
+                yield Batch(self.network, self.loss_function, xs, take(y, indices), indices, rate)
         finally:
             self._factor = None
 
@@ -216,37 +231,73 @@ class Client:
         seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), self.initial.device)
         return self.stream(purpose)
 
-    def _augmenting(self, purpose: str) -> Callable[[Tensor], Tensor] | None:
-        """Make the function that changes each batch's images, with a stream of its own; None without augmentation."""
+    def _augmenting(self, purpose: str, private: Private | None = None) -> Callable[[Tensor], Tensor] | None:
+        """Make the function that changes each batch's images, with a stream of its own; None without augmentation.
+
+        The stream of a private batch is as secret as the noise: who knew it would see by it which samples are there.
+        """
         if self.augmentation is None:
             return None
+        if private is not None:
+            return partial(self.augmentation, stream=torch.Generator().manual_seed(private.source.seed()))
         return partial(self.augmentation, stream=torch_stream(self.seed, purpose, "augmentation", self.round, self.id))
 
-    def gradient(self, theta: Tensor, batch: Batch | None = None, objective: Objective = plain_loss) -> Tensor:
+    def gradient(
+        self, theta: Tensor, batch: Batch | None = None, objective: Objective = plain_loss, *, stays: bool = False
+    ) -> Tensor:
         """Compute the gradient ∇f_i(θ) of the mean training loss, in one pass over all training samples.
 
-        With a `batch`, it is the gradient on that batch alone, and an `objective` may stand for the loss.
+        With a `batch`, it is the gradient on that batch alone, and an `objective` may stand for the loss. `stays` says
+        that nothing that leaves the client depends on it.
         """
+        if self.private is not None and not stays:
+            if objective is not plain_loss:
+                raise NotPrivate("an objective of its own")
+            augment = None if batch is None else self._augmenting("", self.private)
+            rate = None if batch is None else batch.rate
+            return private_gradient(
+                self.private, self.network, theta, *self.train_data, self.loss_function, rate, augment
+            )
         if batch is None:
-            return self.loss_and_gradient(theta)[1]
+            return mean_gradient(self.network, theta, *self.train_data, self.loss_function)[1]
         return batch_gradient(theta, replace(batch), objective)
 
     def hessian_product(self, theta: Tensor, direction: Tensor, batch: Batch) -> Tensor:
         """Compute ∇²f(θ) · direction on a batch, exactly."""
+        self._refuse("a Hessian product")
         return hessian_product(theta, direction, replace(batch))
 
     def loss_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Compute f_i(θ) and ∇f_i(θ) in one pass over all training samples."""
+        self._refuse("the training loss")
         return mean_gradient(self.network, theta, *self.train_data, self.loss_function)
 
     @torch.no_grad()
     def loss(self, theta: Tensor, data: Data | None = None) -> Tensor:
         """Compute the mean loss at `theta` over the training samples, f_i(θ), or over those given."""
+        self._refuse("a loss")
         x, y = data or self.train_data
         return self.loss_function(outputs(self.network, theta, x), y)
 
     def features(self, theta: Tensor) -> Tensor | None:
         """Compute the features of the training samples at `theta`; None if the network has no cut before its head."""
+        self._refuse("the features of samples")
         self.network.vector.copy_(theta)
         self.network.module.eval()
         return frozen_features(self.network, self.train_data[0])
+
+    def _refuse(self, what: str) -> None:
+        """Refuse what has no private version while the client trains under privacy of its samples."""
+        if self.private is not None:
+            raise NotPrivate(what)
+
+
+class NotPrivate(FedtailorError):
+    """A method uses something that privacy of single samples cannot protect."""
+
+    def __init__(self, what: str, method: str = "The method") -> None:
+        super().__init__(
+            f"{method} uses {what}, which privacy of single samples cannot protect: take another method, or the level "
+            "client in --privacy."
+        )
+        self.what = what

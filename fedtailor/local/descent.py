@@ -12,6 +12,7 @@ from fedtailor.local.chain import chain_of
 from fedtailor.local.inputs import Held, Inputs, apply, take
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings, optimizer_step
+from fedtailor.local.private import Private, sampling_rate
 from fedtailor.messages import State
 
 Correction = Tensor | Callable[[Tensor], Tensor]
@@ -62,6 +63,7 @@ class Batch:
     x: Held
     y: Tensor
     indices: Tensor | None = None  # of the samples in the client's training set; None: all of them
+    rate: float = 1.0  # the share of these that is in such a batch
 
     @cached_property
     def features(self) -> Tensor:
@@ -104,6 +106,7 @@ def descend(
     each_step: Callable[[Tensor], None] | None = None,
     objective: Objective | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
+    private: Private | None = None,
 ) -> Tensor:
     """Descend from `theta` on the samples and return the new vector; `theta` itself is left alone.
 
@@ -111,7 +114,8 @@ def descend(
     rate of its own for every entry. `part` restricts the steps to a slice (all these vectors then have its length);
     the head alone trains on features that are computed once. `moments` is what the optimiser remembers, updated in
     place. `each_step` is called after every step with the present vector. `objective` stands for the loss of a batch.
-    `augment` changes each batch's inputs, but not features that are computed once.
+    `augment` changes each batch's inputs, but not features that are computed once. With `private`, each step draws a
+    Poisson batch and takes its private gradient.
     """
     part = part or slice(0, network.layout.size)
     network.vector.copy_(theta)
@@ -122,17 +126,24 @@ def descend(
         network.train(len(x))
     vector, gradient = network.vector[part], network.gradient[part]
     inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
-    chain = chain_of(network, function, x) if objective is None else None
+    chain = chain_of(network, function, x) if objective is None and private is None else None
     moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
+    rate = sampling_rate(len(x), settings.batch)
     augment = augment if function is network.module else None
     begun = False
     with torch.no_grad():
         if chain is not None and augment is None and isinstance(x, Tensor):  # all samples at once
             x, begun = chain.begin(x), True
-        for chosen, factor in zip(batches(len(x), settings, stream, x.device), factors, strict=True):
+        drawn = batches(len(x), settings, stream, x.device)
+        if private is not None:
+            drawn = (private.draw(len(x), rate, x.device) for _ in range(step_count(len(x), settings)))
+        for chosen, factor in zip(drawn, factors, strict=True):
             xs, ys = augmented(take(x, chosen), augment), take(y, chosen)
-            network.differentiated += len(xs) if function is network.module else 0  # a head on features is cheap
-            if chain is not None and isinstance(xs, Tensor):
+            if private is None and function is network.module:  # a head on features is cheap
+                network.differentiated += len(xs)
+            if private is not None:
+                private.write_gradient(network, function, xs, ys, loss, part, rate, len(x))
+            elif chain is not None and isinstance(xs, Tensor):
                 chain.differentiate(xs if begun else chain.begin(xs), ys, loss)
             else:
                 network.gradient.zero_()
@@ -161,6 +172,32 @@ def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_los
         with network.precision():
             value = objective(batch)
         value.backward()
+    return network.gradient.clone()
+
+
+def private_gradient(
+    private: Private,
+    network: Network,
+    theta: Tensor,
+    x: Inputs,
+    y: Tensor,
+    loss: Loss,
+    rate: float | None,
+    augment: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Compute the private gradient at `theta` by a Poisson batch of the samples with this sampling rate.
+
+    Without one, it is that of all samples in evaluation mode, as `mean_gradient` has it.
+    """
+    n, whole = len(x), slice(0, network.layout.size)
+    network.vector.copy_(theta)
+    if rate is None:
+        network.module.eval()
+    else:
+        network.train(n)
+        chosen = private.draw(n, rate, x.device)
+        x, y = augmented(take(x, chosen), augment), take(y, chosen)
+    private.write_gradient(network, network.module, x, y, loss, whole, rate or 1.0, n)
     return network.gradient.clone()
 
 

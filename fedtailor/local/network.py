@@ -99,6 +99,7 @@ class Network:
         self.vector, self.gradient = vector, torch.zeros_like(vector)
         self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
         self.hooks_seen = -1
+        self.one_by_one: set[bool] = set()  # see `example_gradients`
         self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
 
     def _place(self, owner: nn.Module, attribute: str, where: slice) -> None:
@@ -117,7 +118,7 @@ class Network:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the module and the places of its tensors: a pickle would not keep these views of one vector."""
-        made_anew = ("vector", "gradient", "chains", "hooks_seen", "differentiated")
+        made_anew = ("vector", "gradient", "chains", "hooks_seen", "one_by_one", "differentiated")
         return {name: value for name, value in vars(self).items() if name not in made_anew}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

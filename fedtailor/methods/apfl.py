@@ -22,6 +22,9 @@ class APFL(Method):
     Limits: the global model is FedAvg's whatever the α are; with `adaptive=False`, `alpha=0` makes the personal models
     the global one, `alpha=1` Local's.
 
+    Privacy protects w, of single samples and of whole clients alike. v_i and α_i have no noise: no w_i depends on
+    them, and in a private run α_i stays at the client too.
+
     New clients: the global model.
     """
 
@@ -45,7 +48,7 @@ class APFL(Method):
         alpha = client.state.get("alpha", v.new_tensor(self.alpha))
         for number, batch in enumerate(client.batches()):
             away, share = v - w, alpha
-            gradient = client.gradient(share * v + (1 - share) * w, batch)  # ∇f(v̄)
+            gradient = client.gradient(share * v + (1 - share) * w, batch, stays=True)  # ∇f(v̄)
             v = client.step(v, share * gradient, name="v")
             w = client.step(w, client.gradient(w, batch))
             if self.adaptive and number == 0:

@@ -13,6 +13,8 @@ class Ditto(Method):
 
     Algorithm 1 with FedAvg as the solver of the global objective; w is the one received in this round. New clients: w.
     Limit: `lam=0` is Local for the personal model; the global one is FedAvg's whatever λ is.
+
+    Privacy protects w, of single samples and of whole clients alike. v_i has no noise: no upload depends on it.
     """
 
     name: ClassVar[str] = "ditto"
@@ -27,7 +29,9 @@ class Ditto(Method):
 
     def train(self, client: Client, message: Message) -> Message:
         w, v = message["theta"], client.state.get("personal", client.initial)
-        client.state["personal"] = client.descend(v, correction=lambda v: self.lam * (v - w), name="personal")
+        client.state["personal"] = client.descend(
+            v, correction=lambda v: self.lam * (v - w), name="personal", stays=True
+        )
         return {"theta": client.descend(w)}
 
     def personal_model(self, client: Client, message: Message) -> Tensor:

@@ -25,6 +25,11 @@ class FedRep(Method):
     `released_weights` is FedBABU's training; an empty head (`head=0`) and `body_epochs=E` with `released_weights` is
     FedAvg; a head that is the whole network with `head_epochs=E` and without `refit` is Local. New clients: a head
     fitted to the present body in `head_epochs`, as in the paper.
+
+    Privacy: the head never leaves, so that of whole clients needs no noise in it: it clips all that leaves a client,
+    whatever that depends on. Privacy of single samples has noise in the head's steps too, as the body's gradients by
+    all samples depend on a head that one of them has moved. The head that
+    is refitted to predict has none, as it never leaves.
     """
 
     name: ClassVar[str] = "fedrep"

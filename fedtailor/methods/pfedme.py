@@ -24,6 +24,8 @@ class PFedMe(Method):
 
     The defaults are ours and flatter it; the authors have λ = 15, η = 0.005, a personal rate of 0.09 and K = 5.
 
+    Privacy of single samples: each of the K gradients has noise and a Poisson batch of its own, as w_i depends on them.
+
     New clients: K steps towards the prox point around w, on all their training samples (no momentum, no weight decay).
     """
 

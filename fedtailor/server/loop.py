@@ -261,7 +261,7 @@ class Loop:
         if not reply.error:
             try:
                 check_tensors("its upload", reply.upload)
-                check_upload(self.method, reply.upload, self.server, client)
+                check_upload(self.method, reply.upload, self.server, client, self._private)
                 self.failures.note(client, reply.upload)
             except (ValueError, TypeError) as error:
                 reply.error = str(error)
@@ -269,6 +269,10 @@ class Loop:
         for refused, why in total.put(client, None if reply.error else reply.upload).items():
             replies[refused].error = why
         reply.upload = {}
+
+    @property
+    def _private(self) -> bool:
+        return self.budget is not None
 
     @property
     def title(self) -> str:

@@ -19,6 +19,8 @@ from fedtailor.local.metrics import OwnMetric, measure, outputs
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.noise import Noise
 from fedtailor.local.optimizer import OptimizerSettings
+from fedtailor.local.private import Private
+from fedtailor.local.streams import torch_stream
 from fedtailor.messages import (
     Adapt,
     Declaration,
@@ -69,7 +71,7 @@ class Terms:
     multi_label: bool = False  # targets are labels of 0 and 1
     privacy: Privacy | None = None  # with its noise
     per_round: float = 1.0  # clients that take part in a round on average
-    secret_noise: bool = False  # noise comes from the operating system: at a real site
+    secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,6 +114,19 @@ class Site:
             terms.augmentation,
         )
 
+    def noise(self, round: int) -> Noise:
+        """The source of all noise for privacy that the client draws in a round."""
+        terms = self.terms
+        return Noise() if terms.secret_noise else Noise(torch_stream(terms.seed, "privacy", round, self.number))
+
+    def private(self, round: int) -> Private | None:
+        """The private gradients of a round's training; None where samples have no privacy of their own."""
+        privacy = self.terms.privacy
+        if privacy is None or privacy.level != "sample" or not self.terms.method.uploads:
+            return None
+        assert privacy.noise is not None
+        return Private(privacy.bound, privacy.noise, self.noise(round))
+
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do what a request asks, and return the reply and the state after it."""
         client = self.client(request.round, state)
@@ -130,7 +145,9 @@ class Site:
 
     def _train(self, client: Client, request: Train) -> Reply:
         method, message = self.terms.method, request.message
+        client.private = self.private(request.round)
         upload = dict(method.train(client, message))
+        client.private = None  # what follows stays here
         check_upload(method, upload)
         check_finite("its upload", upload)
         check_finite("its new state", client.state)
@@ -150,16 +167,12 @@ class Site:
         if privacy.by != "clients":
             return leaving
         assert privacy.noise is not None  # it was found before the run
-        share, noise = privacy.noise * privacy.bound / self.terms.per_round**0.5, self._noise(client)
+        share, noise = privacy.noise * privacy.bound / self.terms.per_round**0.5, self.noise(client.round)
         for name, change in clipped(changes(method, message, leaving), privacy.bound).items():
             sent = method.sent(message, name, change)
             noisy = change + noise.normal(change, share)
             leaving[name] = noisy if sent is None else sent + noisy
         return leaving
-
-    def _noise(self, client: Client) -> Noise:
-        """The source of this round's noise: a stream of its own in a simulation, at a real site the system's."""
-        return Noise(None if self.terms.secret_noise else client.stream("privacy"))
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         """The model that the client predicts with, fine-tuned if the evaluation says so."""

@@ -1,0 +1,93 @@
+"""Privacy of single samples: what it refuses, and the private gradients that a client asks for in a round."""
+
+from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.data import ClientData
+from fedtailor.errors import FedtailorError, explained
+from fedtailor.experiment import Experiment
+from fedtailor.local.client import Client, NotPrivate
+from fedtailor.local.descent import plain_loss, step_count
+from fedtailor.local.network import Network
+from fedtailor.local.noise import Noise
+from fedtailor.local.private import Private, sampling_rate
+from fedtailor.messages import Message
+from fedtailor.privacy import privacy_of
+from fedtailor.site.site import Site, Terms
+
+
+def check_sample_privacy(experiment: Experiment, network: Network) -> None:
+    """Refuse settings and networks with which the gradients of single samples have no bound."""
+    privacy = privacy_of(experiment.privacy, experiment.epsilon)
+    if privacy is None or privacy.level != "sample":
+        return
+    if network.has_batch_norm or network.layout.buffers:
+        raise FedtailorError(
+            "Privacy of single samples cannot have BatchNorm, which mixes the samples of a batch: use GroupNorm or "
+            "LayerNorm."
+        )
+    if experiment.autocast:
+        raise FedtailorError("Privacy of single samples needs the exact norms of gradients: leave --autocast out.")
+    if experiment.class_weights == "balanced":
+        raise FedtailorError(
+            "Balanced class weights come of the clients' class counts, which privacy of single samples cannot protect: "
+            "give --class-weights one number a class, or leave it out."
+        )
+
+
+class Counting(Client):
+    """A client that counts the private gradients of its training, and computes none."""
+
+    def descend(self, theta: Tensor, **given: Any) -> Tensor:
+        """Count the steps; the model stays where it is."""
+        names = {each.name for each in fields(self.optimizer)}
+        settings = replace(self.optimizer, **{name: value for name, value in given.items() if name in names})
+        if given.get("objective") is not None and not given.get("stays"):
+            raise NotPrivate("an objective of its own")
+        for _ in range(step_count(self.n_samples, settings)):
+            if not given.get("stays"):
+                self._count(sampling_rate(self.n_samples, settings.batch))
+            for function in (given.get("correction"), given.get("each_step")):  # which may ask for gradients too
+                if callable(function):
+                    function(theta if given.get("part") is None else theta[given["part"]])
+        return theta.clone()
+
+    def gradient(self, theta: Tensor, batch: Any = None, objective: Any = plain_loss, *, stays: bool = False) -> Tensor:
+        """Count one gradient, of zeros."""
+        if not stays:
+            if objective is not plain_loss:
+                raise NotPrivate("an objective of its own")
+            self._count(1.0 if batch is None else batch.rate)
+        return torch.zeros_like(theta)
+
+    def _count(self, rate: float) -> None:
+        assert self.private is not None
+        self.private.queries[rate] += 1
+
+
+def private_queries(terms: Terms, message: Message, n_samples: int, round: int = 1) -> dict[float, int]:
+    """Count the private gradients that a client with so many samples asks for in a round, by their sampling rate q.
+
+    The method trains without samples: they decide about none of it. `message` is what the server sends.
+    """
+    nothing = ClientData("", torch.zeros(n_samples, 0), torch.zeros(n_samples, dtype=torch.int64), (n_samples,) * 2)
+    site = Site(0, nothing, terms)
+    client = site.client(round, {})
+    client.augmentation, client.private = None, Private(1.0, 1.0, Noise(client.stream("counting")), Counter())
+    given = {each.name: getattr(client, each.name) for each in fields(Client) if each.init}
+    try:
+        terms.method.train(Counting(**given), message)
+    except NotPrivate as error:
+        raise NotPrivate(error.what, type(terms.method).__name__) from None
+    except Exception as error:  # a method's own fault, of any kind
+        raise FedtailorError(
+            f"The private gradients of {type(terms.method).__name__} cannot be counted, as its training fails without "
+            f"samples: {explained(error)}."
+        ) from error
+    finally:
+        terms.network.reset(terms.initial)
+    return dict(client.private.queries)
