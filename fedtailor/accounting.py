@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from fedtailor.errors import FedtailorError
 
 Sampling = Literal["all", "poisson", "fixed"]
-# Width of the discretised losses, for few releases and for more than MANY: upper bounds at most two per mille above those
+# Width of the discretised losses, for few releases and for more than MANY: upper bounds at most two percent above those
 # of 1e-4, in a tenth of the time.
 COARSE, FINE, MANY = 5e-3, 1e-3, 500
 ORDERS = (1.5, 2, 2.5, *range(3, 33), 40, 48, 64, 96, 128, 256, 512)  # of RDP: the usual ones without the slow
