@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedtailor.server.records import RoundRecord
     from fedtailor.studies.comparison import Comparing, Comparison
 
+MOST_LINES = 16  # with which each client's results are printed too: of more they are in clients.csv alone
 FAILED = 1  # exit code: there is a table, but not all runs are in it
 
 
@@ -134,7 +135,8 @@ def compare(
         err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
         raise typer.Exit(INTERRUPTED) from None
     out.print(rich_table(summary, out.width))
-    out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
+    if len(summary.lines) <= MOST_LINES:
+        out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
     files = "table.txt, .md, .tex, .csv, clients.csv, result.json, runs"
     out.print(f"Recorded in {work.out}: {files}", highlight=False, soft_wrap=True)
     for title, reason in work.failed.items():

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from fedtailor.experiment import NONE
 from fedtailor.metric import Metric
+from fedtailor.studies.measures import client_values
 from fedtailor.studies.summary import Line, Summary
 
 # Settings that make another question of a run: lines that differ in them are not chosen from by validation data.
 ALONG = {"attack": "under attack", "epsilon": "over the privacy budget ε"}
+DEFENDED = ("attack", "aggregation")
 WITHIN = 0.03  # of the method's result without an attack, as a mean: what a defence is expected to keep
 
 
@@ -36,8 +39,8 @@ class Conditions:
         if self.along == "epsilon":
             return "∞ is the same run without privacy. A smaller ε is more private."
         return (
-            f"Of the honest clients. ✓: at most {100 * WITHIN:g} points below the same method with the plain mean and "
-            "no attack."
+            "Of the clients that are honest in all columns. ✓: at most "
+            f"{100 * WITHIN:g} points below the same method with the plain mean and no attack."
         )
 
     def text(self, row: str, place: int) -> str:
@@ -70,18 +73,31 @@ def without(line: Line, *names: str) -> str:
 
 def _table(summary: Summary, along: str, values: list[Any]) -> Conditions:
     rows: dict[str, list[float | None]] = {}
+    plain: dict[str, float | None] = {}
+    found = {line.title: _value(line, summary) for line in summary.lines}
     for line in summary.lines:
         row = rows.setdefault(without(line, along), [None] * len(values))
-        row[values.index(value_of(line, along))] = line.value
-    plain = {
-        without(line, "attack", "aggregation"): line.value
-        for line in summary.lines
-        if line.results[0].experiment.attack is None and line.results[0].experiment.aggregation == "mean"
-    }
+        row[values.index(value_of(line, along))] = found[line.title]
+        if (experiment := line.results[0].experiment).attack is None and experiment.aggregation == "mean":
+            plain[without(line, *DEFENDED)] = found[line.title]
     kept = {title: [False] * len(values) for title in rows}
-    if along == "attack" and summary.metric.percent:
-        for line in summary.lines:
-            reference, place = plain.get(without(line, "attack", "aggregation")), values.index(value_of(line, along))
-            if reference is not None and line.value is not None and values[place] != NONE:
-                kept[without(line, along)][place] = line.value >= reference - WITHIN
+    for line in summary.lines if along == "attack" and summary.metric.percent else ():
+        reference, value = plain.get(without(line, *DEFENDED)), found[line.title]
+        if reference is not None and value is not None and value_of(line, along) != NONE:
+            kept[without(line, along)][values.index(value_of(line, along))] = value >= reference - WITHIN
     return Conditions(along, values, rows, kept, summary.metric)
+
+
+def _value(line: Line, summary: Summary) -> float | None:
+    """The result of a line over the clients that no line has as hostile ones: with and without an attack it is then of
+    the same clients. (An average over samples stays as it is.)"""
+    if line.results[0].experiment.evaluation.average != "client":
+        return line.value
+    means = []
+    for result in line.results:
+        seed = result.experiment.seed
+        others = (other for each in summary.lines for other in each.results if other.experiment.seed == seed)
+        hostile = {client for other in others for client in other.hostile}
+        if honest := [value for client, value in client_values(result).items() if client not in hostile]:
+            means.append(fmean(honest))
+    return fmean(means) if means else None
