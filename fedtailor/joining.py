@@ -156,6 +156,11 @@ def add(
         additions = [(name, source) for name, source in _additions(asked) if not _known(before, name, source)]
         if not additions:
             return
+        if experiment.privacy is not None and experiment.epsilon != "inf":
+            raise FedtailorError(
+                f"The noise of the run in {directory.path} is made for its first clients, so nobody can join it: start "
+                "a new run with all of them, or serve them with `fedtailor adapt`."
+            )
         after = _check_progress(directory, experiment)
         again = asked if isinstance(asked, Mapping) else None
         known = data = run_data(before, experiment, objects.data, again)
