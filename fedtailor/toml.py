@@ -1,7 +1,6 @@
 """TOML files that people write: read within bounds, and written so that they are read again as they were."""
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -66,10 +65,6 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # inf and nan, which JSON writes in another way
     if isinstance(value, float) and value.is_integer():
         return f"{value:.1f}" if abs(value) < 1e16 else repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

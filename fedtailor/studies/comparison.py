@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,7 +171,7 @@ def _grid(asked: Any, parameters: set[str]) -> dict[str, list[Any]]:
             check_varied(name, parameters)
         if not isinstance(values, list) or not values:
             raise FedtailorError(f"The grid's {name} must be a list of values, not {shown(values)}.")
-    return asked
+    return {name: ["inf" if value == inf else value for value in values] for name, values in asked.items()}
 
 
 def check_varied(name: str, parameters: set[str], who: str = "The grid") -> None:
