@@ -225,7 +225,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     )
     prepared = Prepared(experiment, data, terms, assembled)
     if terms.privacy is not None and terms.privacy.level == "sample":
-        check_sample_privacy(experiment, network)
+        check_sample_privacy(experiment, network, terms.privacy)
         if not site:
             prepared.private_queries(1)  # refuses a method that uses what cannot be private
     if not site:

@@ -16,11 +16,14 @@ from fedtailor.local.network import Network
 from fedtailor.local.noise import Noise
 from fedtailor.local.private import Private, sampling_rate
 from fedtailor.messages import Message
+from fedtailor.privacy import Privacy
 from fedtailor.site.site import Site, Terms
 
 
-def check_sample_privacy(experiment: Experiment, network: Network) -> None:
-    """Refuse settings and networks with which the gradients of single samples have no bound."""
+def check_sample_privacy(experiment: Experiment, network: Network, privacy: Privacy) -> None:
+    """Refuse settings and networks with which the gradients of single samples have no bound, or no noise."""
+    if privacy.noise is None:
+        raise FedtailorError("The setting privacy does not say how much noise there is: add noise=0.8 to it.")
     if network.has_batch_norm or network.layout.buffers:
         raise FedtailorError(
             "Privacy of single samples cannot have BatchNorm, which mixes the samples of a batch: use GroupNorm or "
