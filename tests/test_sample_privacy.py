@@ -16,7 +16,7 @@ from fedtailor.local.client import Client, NotPrivate
 from fedtailor.local.isolation import isolated
 from fedtailor.local.noise import Noise
 from fedtailor.local.private import Private
-from fedtailor.messages import Message, State, copied
+from fedtailor.messages import Message, State, Train, copied
 from fedtailor.method import Uploads
 from fedtailor.methods import all_methods
 from fedtailor.methods.lg_fedavg import LGFedAvg
@@ -229,7 +229,7 @@ def test_what_is_for_the_record_alone_stays() -> None:
         made = simulation(all_methods()["apfl"], privacy=privacy)
         made.loop.call(1)
         message = made.loop.method.send_all(made.server)[0]
-        reply = made.sites.handle(ft.messages.Train(1, 0, message))
+        reply = made.sites.handle(Train(1, 0, message))
         assert reply.upload.keys() == {"theta"}, privacy
     result = ft.run("apfl", **SMALL)
     assert (result.server_state["alpha"] == 0.5).all()
@@ -244,6 +244,17 @@ def test_evaluation_and_fine_tuning_are_plain(monkeypatch: pytest.MonkeyPatch) -
         private = made.personal_model(0)
         made.terms.privacy = None
         assert torch.equal(private, made.personal_model(0)), name
+
+
+def test_a_model_that_is_measured_after_training_is_plain() -> None:
+    """Per-FedAvg's is one gradient step from the upload: that step never leaves."""
+    made = simulation(all_methods()["per-fedavg"])
+    made.loop.call(1)
+    site, message = made.sites.site(0), made.loop.method.send_all(made.server)[0]
+    with isolated():
+        reply = made.sites.handle(Train(1, 0, message, measure=True))
+        theta = made.terms.method.personal_model(site.client(1, {}), {**message, **reply.upload})
+        assert reply.measured == [site.measure(theta)]
 
 
 # --- counting ---
