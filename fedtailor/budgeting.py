@@ -33,6 +33,8 @@ def wanted_privacy(experiment: Experiment, method: Method, layout: Layout) -> Pr
         )
     if privacy.level == "client":
         _check_client_level(experiment, method, privacy)
+    else:
+        _check_sample_level(experiment)
     return privacy
 
 
@@ -48,6 +50,17 @@ def _check_client_level(experiment: Experiment, method: Method, privacy: Privacy
         raise FedtailorError(
             "Clients can share the noise only if the number of participants is known: take --participation all, a "
             "number or a fraction, or leave the noise to the server (by=server)."
+        )
+
+
+def _check_sample_level(experiment: Experiment) -> None:
+    """Refuse settings with which the gradients of single samples have no bound. (Methods are tried.)"""
+    if experiment.autocast:
+        raise FedtailorError("Privacy of single samples needs the exact norms of gradients: leave --autocast out.")
+    if experiment.class_weights == "balanced":
+        raise FedtailorError(
+            "Balanced class weights come of the clients' class counts, which privacy of single samples cannot protect: "
+            "give --class-weights one number a class, or leave it out."
         )
 
 

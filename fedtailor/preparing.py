@@ -36,7 +36,7 @@ from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembling import Assembled, assemble
 from fedtailor.participation import Participation
 from fedtailor.privacy import Privacy
-from fedtailor.sample_privacy import check_sample_privacy, private_queries
+from fedtailor.sample_privacy import private_queries
 from fedtailor.server.budget import Budget
 from fedtailor.server.robust_aggregation import check_aggregation
 from fedtailor.server.setup import Setup, describe_setup
@@ -217,7 +217,6 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
-    check_sample_privacy(experiment, network)
     privacy = wanted_privacy(experiment, method, network.layout)
     terms = Terms(
         method,

@@ -6,7 +6,6 @@ from pydantic import Field, field_validator, model_validator
 
 from fedtailor.parts import Parts
 
-Epsilon = float | Literal["inf"]  # "inf": the run without privacy, to compare with
 QUANTILE = "quantile:"
 FIRST_CLIP = 0.1  # of adaptive clipping (Andrew et al. 2021)
 
@@ -71,8 +70,3 @@ class Privacy(Parts):
     def bound(self) -> float:
         """The clip, or where an adaptive one begins."""
         return FIRST_CLIP if self.quantile is not None else float(self.clip)
-
-
-def privacy_of(text: str | None, epsilon: Epsilon | None = None) -> Privacy | None:
-    """Read the privacy that an experiment's settings ask for; None if they ask for none."""
-    return None if text is None or epsilon == "inf" else Privacy.parse(text)

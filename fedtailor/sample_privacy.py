@@ -1,4 +1,4 @@
-"""Privacy of single samples: what it refuses, and the private gradients that a client asks for in a round."""
+"""Privacy of single samples: the private gradients that a client asks for in a round, counted before the first one."""
 
 from collections import Counter
 from dataclasses import fields, replace
@@ -9,34 +9,12 @@ from torch import Tensor
 
 from fedtailor.data import ClientData
 from fedtailor.errors import FedtailorError, explained
-from fedtailor.experiment import Experiment
 from fedtailor.local.client import Client, NotPrivate
 from fedtailor.local.descent import plain_loss, step_count
-from fedtailor.local.network import Network
 from fedtailor.local.noise import Noise
 from fedtailor.local.private import Private, sampling_rate
 from fedtailor.messages import Message
-from fedtailor.privacy import privacy_of
 from fedtailor.site.site import Site, Terms
-
-
-def check_sample_privacy(experiment: Experiment, network: Network) -> None:
-    """Refuse settings and networks with which the gradients of single samples have no bound."""
-    privacy = privacy_of(experiment.privacy, experiment.epsilon)
-    if privacy is None or privacy.level != "sample":
-        return
-    if network.has_batch_norm or network.layout.buffers:
-        raise FedtailorError(
-            "Privacy of single samples cannot have BatchNorm, which mixes the samples of a batch: use GroupNorm or "
-            "LayerNorm."
-        )
-    if experiment.autocast:
-        raise FedtailorError("Privacy of single samples needs the exact norms of gradients: leave --autocast out.")
-    if experiment.class_weights == "balanced":
-        raise FedtailorError(
-            "Balanced class weights come of the clients' class counts, which privacy of single samples cannot protect: "
-            "give --class-weights one number a class, or leave it out."
-        )
 
 
 class Counting(Client):

@@ -122,7 +122,7 @@ class Site:
     def private(self, round: int) -> Private | None:
         """The private gradients of a round's training; None where samples have no privacy of their own."""
         privacy = self.terms.privacy
-        if privacy is None or privacy.level != "sample" or not self.terms.method.uploads:
+        if privacy is None or privacy.level != "sample":
             return None
         assert privacy.noise is not None
         return Private(privacy.bound, privacy.noise, self.noise(round))
