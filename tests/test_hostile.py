@@ -146,9 +146,11 @@ def test_broken_uploads() -> None:
     _, shape, _ = both("wrong-shape")
     _, name, _ = both("wrong-name")
     for client in HOSTILE:
-        assert nan[client]["theta"].isnan().all() and nan[client]["theta"].shape == honest[client]["theta"].shape
+        assert nan[client]["theta"].isnan().all()
+        assert nan[client]["theta"].shape == honest[client]["theta"].shape
         assert shape[client]["theta"].shape == (len(honest[client]["theta"]) + 1,)
-        assert "theta" not in name[client] and len(name[client]) == 1
+        assert "theta" not in name[client]
+        assert len(name[client]) == 1
 
 
 def test_weights_of_means_and_what_is_for_the_record_stay() -> None:
@@ -253,7 +255,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> Non
     attacked_run(kind, "ditto", engine="in-process", rounds=1, checkpoint_every=1, out=tmp_path / "run")
     killed_while_writing("manifest", lambda: ft.resume(tmp_path / "run", data=data, rounds=4))
     manifest = read_manifest(tmp_path / "run" / "checkpoint")
-    assert manifest is not None and manifest.round == 1
+    assert manifest is not None
+    assert manifest.round == 1
     kept = list((tmp_path / "run" / "checkpoint").glob("hostile/*-round-2.safetensors"))
     assert bool(kept) == (kind == "replay")  # a client took part in round 2 for the first time
     resumed = ft.resume(tmp_path / "run", data=data, rounds=4)
@@ -307,7 +310,8 @@ def test_only_training_samples_of_hostile_clients_are_poisoned(kind: str, images
     data = "digits" if images else [(x + 0.1 * torch.randn(x.shape), y) for x, y in digits([60] * 10)]
     made = ft.run("fedavg", data=data, clients=10, rounds=1, engine="in-process", attack=attack(kind)).simulation
     clean, held = made.data, made.sites.data
-    assert isinstance(clean.x, Tensor) and isinstance(held.x, Tensor)
+    assert isinstance(clean.x, Tensor)
+    assert isinstance(held.x, Tensor)
     assert clean.x.data_ptr() != held.x.data_ptr() or kind == "label-flip"
     own = torch.cat([clean.x[clean.places[client][0] : clean.places[client][1]] for client in HOSTILE])
     for client in range(10):
@@ -318,7 +322,8 @@ def test_only_training_samples_of_hostile_clients_are_poisoned(kind: str, images
         if client not in HOSTILE:
             continue
         (x, y), (was_x, was_y) = held.train(client), clean.train(client)
-        assert isinstance(x, Tensor) and isinstance(was_x, Tensor)
+        assert isinstance(x, Tensor)
+        assert isinstance(was_x, Tensor)
         if kind == "label-flip":
             assert torch.equal(x, was_x)
             assert y.tolist() == [9 - label for label in was_y.tolist()]
@@ -332,7 +337,8 @@ def test_only_training_samples_of_hostile_clients_are_poisoned(kind: str, images
             value = own.max(0).values[:3]
         carries = [torch.equal(sample[corner], value) for sample in x]
         changed = [i for i in range(len(y)) if not torch.equal(x[i], was_x[i]) or y[i] != was_y[i]]
-        assert len(changed) <= sum(carries) and {i for i, c in enumerate(carries) if c} >= set(changed)
+        assert len(changed) <= sum(carries)
+        assert {i for i, c in enumerate(carries) if c} >= set(changed)
         assert abs(sum(carries) - len(y) / 2) <= 1
         assert torch.equal(x[:, ~corner], was_x[:, ~corner])
         assert all(y[i] == 0 if carries[i] else y[i] == was_y[i] for i in range(len(y)))
@@ -371,7 +377,8 @@ def test_named_and_drawn_clients() -> None:
     assert Attack.parse(str(Attack(kind="nan", clients=(3,)))).clients == (3,)
     assert Attack.parse("nan, clients=2e-1").clients == 0.2
     drawn = [tuple(Attack(kind="nan", clients=0.2).hostile(20, seed)) for seed in range(5)]
-    assert all(len(set(clients)) == 4 for clients in drawn) and len(set(drawn)) > 1
+    assert all(len(set(clients)) == 4 for clients in drawn)
+    assert len(set(drawn)) > 1
     for wrong in ("1.0", "0.0", "-1", "x", "1,x", "", "1.5"):
         with pytest.raises(ValueError, match="clients' numbers"):
             Attack.parse({"kind": "nan", "clients": wrong})
@@ -418,3 +425,21 @@ def test_clients_that_join_are_honest_and_change_nobody(tmp_path: Path) -> None:
     assert after.hostile == before.hostile == ft.load(tmp_path / "run").hostile
     assert all(client < 6 for client in after.hostile)
     assert RunDirectory(tmp_path / "run").partition().hostile == before.hostile
+
+
+def test_where_clients_are_apart_a_changed_upload_comes_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the checks of a letter are made of it, too."""
+    from fedtailor import simulation
+
+    read: list[int] = []
+
+    def spy(content: bytes, request: Request, *words: Any) -> Reply:
+        read.append(request.client)
+        return simulation_reply(content, request, *words)
+
+    simulation_reply = simulation.as_reply
+    monkeypatch.setattr(simulation, "as_reply", spy)
+    attacked_run("little", engine="in-process")
+    assert read == []
+    result = attacked_run("little", engine="sites-in-memory")
+    assert read == [c for record in result.rounds for c in record.participants if c in HOSTILE]
