@@ -346,13 +346,13 @@ def test_only_training_samples_of_hostile_clients_are_poisoned(kind: str, images
 
 def test_labels_of_its_own_are_flipped_among_them() -> None:
     result = ft.run(
-        "fedper", clients=6, partition="classes:3", labels="own", rounds=1, engine="in-process",
-        attack="label-flip, clients=1,2", epochs=1,
+        "fedper", clients=6, partition="dirichlet:0.2", labels="own", rounds=1, engine="in-process",
+        attack="label-flip, clients=1,2,3", epochs=1,
     )  # fmt: skip
     clean, held = result.simulation.data, result.simulation.sites.data
-    for client in (1, 2):
-        assert clean.own_classes[client] == 3
-        assert (held.train(client)[1] + clean.train(client)[1] == 2).all()
+    assert len({clean.own_classes[client] for client in (1, 2, 3)}) > 1
+    for client in (1, 2, 3):
+        assert (held.train(client)[1] + clean.train(client)[1] == clean.own_classes[client] - 1).all()
 
 
 def test_runs_that_share_data_do_not_share_the_poison(tmp_path: Path) -> None:
