@@ -386,8 +386,8 @@ def check_upload(
     if server is None:
         return
     expected = expected_upload(method, server, client)
-    for name, tensor in upload.items():
-        like = expected[name]
+    for name in sorted(upload):  # so that what is said does not depend on the order of arrival
+        tensor, like = upload[name], expected[name]
         if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             raise ValueError(
                 f"its upload {name!r} is {_kind(tensor)}, where {type(method).__name__} declares {_kind(like)} (see "

@@ -65,7 +65,7 @@ class Simulation:
             engine, self.sites, experiment.workers, device.type == "cpu", deadline, experiment.address
         )
         if self.attack:
-            memory = Store(checkpoint / "hostile" if checkpoint else None, "hostile", on_disk, device)
+            memory = Store(checkpoint / "hostile" if checkpoint else None, "hostile", device=device)
             self.transport = self._tampering(self.attack, memory)
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either

@@ -50,7 +50,7 @@ class Failures:
     def note(self, client: int, upload: Message) -> None:
         """Note how large an upload is; refuse one with NaN or infinite numbers."""
         sizes = largest(upload)
-        for name, size in sizes.items():
+        for name, size in sorted(sizes.items()):
             if not math.isfinite(size):
                 raise ValueError(f"its upload has NaN or infinite numbers in {name!r}")
         self._uploads[client] = sizes
