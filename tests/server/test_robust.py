@@ -165,6 +165,7 @@ def test_single_uploads_are_bounded_too_but_no_choices_numbers_weights_or_record
         "choice": ft.Each(),
         "noted": ft.Each(record=True),
         "body": ft.Mean("weight"),
+        "weight": ft.Mean("equal"),  # which is a weight all the same
     }
     found: dict[str, Any] = {"theta": vectors(6), "noted": vectors(4), "body": vectors(3)}
     found |= {"number": vectors(), "choice": {c: torch.tensor([c, 9]) for c in CLIENTS}}
@@ -179,6 +180,12 @@ def test_single_uploads_are_bounded_too_but_no_choices_numbers_weights_or_record
     bodies = torch.stack([0.25 * x / x.norm() for x in found["body"].values()])
     torch.testing.assert_close(total["body"], weights @ bodies / weights.sum())
     assert total.weight("body") == weights.sum()
+
+
+def test_whole_numbers_are_bounded_as_numbers() -> None:
+    counts = {client: torch.tensor([3, 4]) for client in CLIENTS}
+    total = aggregate(norm_bound(1.0, {"count": ft.Mean()}, {client: {} for client in CLIENTS}), count=counts)
+    assert total["count"].tolist() == pytest.approx([0.6, 0.8], rel=1e-12)
 
 
 def test_buffers_of_whole_models_are_neither_counted_nor_scaled() -> None:

@@ -123,7 +123,7 @@ def test_a_round_with_too_few_replies_changes_nothing_at_anybody(engine: str, tm
         assert {**record, "warnings": {}} == {
             **other,
             "warnings": {},
-        }  # that somebody is back, a resumed run cannot say
+        }  # a resumed run cannot say who is back
     assert_same(final(resumed), final(three))
 
 
