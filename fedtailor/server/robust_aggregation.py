@@ -130,9 +130,10 @@ def check_aggregation(experiment: Experiment, method: Method, clients: int) -> N
         return
     title, advice = type(method).__name__, "take --aggregation mean or norm-bound, or a method whose uploads are means"
     if single := [name for name, how in method.uploads.items() if isinstance(how, Each) and not how.record]:
+        named = " and ".join(filter(None, [", ".join(single[:-1]), single[-1]]))
         raise FedtailorError(
-            f"{title} needs every client's own {' and '.join(single)}, and no rule can be robust where single uploads "
-            f"count: {advice}, like fedavg."
+            f"{title} needs every client's own {named}, and no rule can be robust where single uploads count: {advice}"
+            ", like fedavg."
         )
     weights = [how.weights for how in method.uploads.values() if isinstance(how, Mean)]
     if own := [weight for weight in weights if weight not in ("samples", "equal")]:

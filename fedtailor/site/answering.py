@@ -13,7 +13,7 @@ import torch
 
 from fedtailor.errors import FedtailorError
 from fedtailor.letters import FaultError, Letter, as_answer, as_request, fault_letter, read_letter
-from fedtailor.messages import Metrics, NotFinite, Reply, Train
+from fedtailor.messages import EvaluateShared, Metrics, NotFinite, Reply, Train
 from fedtailor.site.sites import Sites
 from fedtailor.store import StateLost
 
@@ -42,7 +42,8 @@ class Answering:
             raise FaultError("letter", f"The letter is for client {request.client} of the run {letter.text('run')}.")
         store = self.sites.store
         try:
-            store.recall(self.number, request.version)
+            if not isinstance(request, EvaluateShared):  # which works with no state, so names no version
+                store.recall(self.number, request.version)
             reply = self.sites.handle(request)
             if reply.error:
                 self.log(f"Round {request.round}: {reply.error}.")

@@ -171,9 +171,9 @@ def test_distances_of_equal_rows_are_zero_and_of_huge_ones_infinite() -> None:
 # --- the geometric median ---
 
 
-def slow_geometric_median(rows: Rows, steps: int = 3000) -> list[float]:
+def slow_geometric_median(rows: Rows, steps: int, start: list[float] | None = None) -> list[float]:
     """Weiszfeld's algorithm on the points themselves, from their mean (Pillutla et al. 2022, Algorithm 2)."""
-    point = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+    point = start or [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
     for _ in range(steps):
         beta = [1 / max(1e-6, math.dist(row, point)) for row in rows]
         point = [
@@ -215,6 +215,17 @@ def test_corners_of_a_square_a_majority_and_points_on_a_line() -> None:
     assert geometric_median(majority).tolist() == pytest.approx([1.0, 2.0], abs=1e-5)
     line = torch.tensor([[-7.0], [1.0], [3.0], [4.0], [100.0]], dtype=torch.float64)
     assert geometric_median(line).tolist() == pytest.approx([3.0], abs=1e-5)
+
+
+def test_a_huge_row_costs_the_others_no_digits_wherever_it_is() -> None:
+    rows = matrix(7)
+    rows[0] = 1e30 * rows[0]
+    last = rows[[1, 2, 3, 4, 5, 6, 0]]
+    start = median(rows).tolist()
+    np.testing.assert_allclose(
+        geometric_median(rows).numpy(), slow_geometric_median(rows.tolist(), 500, start), atol=1e-7
+    )
+    np.testing.assert_allclose(geometric_median(last).numpy(), geometric_median(rows).numpy(), atol=1e-7)
 
 
 # --- what holds for all ---
