@@ -229,7 +229,7 @@ def privacy(summary: Summary, styles: Styles) -> Figure | None:
     metric, factor = summary.metric, 100 if summary.metric.percent else 1
     found: dict[str, list[Line]] = {}
     for line in (line for line in summary.lines if line.value is not None):
-        found.setdefault(without(line, "epsilon", "privacy"), []).append(line)
+        found.setdefault(without(line, "epsilon"), []).append(line)
     spent = {title: [line for line in lines if line.epsilon] for title, lines in found.items()}
     ends = [line.epsilon for lines in spent.values() for line in lines if line.epsilon]
     if len(set(ends)) < 2:
