@@ -1,5 +1,6 @@
 """Runs with robust aggregation: engines, resumes, hostile clients, rounds with too few replies, what is refused."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -182,6 +183,15 @@ def test_every_method_takes_a_rule_or_says_why_not(method: str) -> None:
         with pytest.raises(ft.FedtailorError) as refused:
             ft.run(method, aggregation=rule, **SMALL)
         assert str(refused.value) == REFUSED[method]
+
+
+def test_the_page_says_which_methods_take_a_rule() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "robust.md").read_text("utf-8")
+    section = page.partition("## Methods")[2].partition("##")[0].splitlines()
+    rows = [line.split("|")[1:3] for line in section if line.startswith("| `")]
+    told = {name: text.strip().split(":")[0] for names, text in rows for name in re.findall(r"`([^`]+)`", names)}
+    taken = {name: "refused" if name in REFUSED else "yes" for name in all_methods()}
+    assert told == {**taken, "local": "nothing is uploaded"}
 
 
 @pytest.mark.parametrize(
