@@ -153,8 +153,9 @@ def test_broken_uploads() -> None:
         assert len(name[client]) == 1
 
 
-def test_weights_of_means_and_what_is_for_the_record_stay() -> None:
-    honest, tampered, _ = both("sign-flip", "ifca")
+@pytest.mark.parametrize("method", ["ifca", "apfl"])
+def test_weights_of_means_and_what_is_for_the_record_stay(method: str) -> None:
+    honest, tampered, _ = both("sign-flip", method)
     for client in HOSTILE:
         changed = {name for name, x in honest[client].items() if not torch.equal(x, tampered[client][name])}
         assert changed == {"theta"} < set(honest[client])
