@@ -19,7 +19,8 @@ from fedtailor.local.network import Network
 Inversion = Literal["dlg", "idlg", "cosine", "analytic"]
 INVERSIONS: tuple[Inversion, ...] = get_args(Inversion)
 ITERATIONS: dict[Inversion, int] = {"dlg": 300, "idlg": 300, "cosine": 1000, "analytic": 1}
-RATE, SLOW_RATE = 0.1, 0.01  # of Adam: of the inputs, as shares of their range; of labels and unknown parts
+RATE, PART_RATE = 0.1, 0.01  # of Adam: of labels and inputs, as shares of their range; of the unknown part of a model
+SURE = 3.0  # the logit of a label that was read, where several samples make it an estimate
 FALLS = (3 / 8, 5 / 8, 7 / 8)  # of the iterations: there Adam's rate falls to a tenth
 OnStep = Callable[[], None]
 
@@ -42,12 +43,12 @@ class Attack:
     kind: Inversion = "cosine"
     iterations: int | None = None
     restarts: int = 1
-    tv: float = 1e-2
+    tv: float = 1e-3
 
     def __post_init__(self) -> None:
         if self.kind not in INVERSIONS:
             raise unknown("inversion", self.kind, INVERSIONS)
-        if self.iterations is not None and self.iterations < 1 or self.restarts < 1:
+        if (self.iterations is not None and self.iterations < 1) or self.restarts < 1:
             raise FedtailorError("An inversion needs at least one iteration and one restart.")
         if self.tv < 0:
             raise FedtailorError(f"The weight of the total variation is {self.tv}: give 0 or more.")
@@ -67,7 +68,9 @@ class Reconstruction:
     distance: float
 
 
-def invert(matching: Matching, samples: Samples, attack: Attack, stream: torch.Generator, step: OnStep) -> Reconstruction:
+def invert(
+    matching: Matching, samples: Samples, attack: Attack, stream: torch.Generator, step: OnStep
+) -> Reconstruction:
     """Reconstruct samples; of several restarts, the one that matches best."""
     if attack.kind == "analytic":
         found = analytic(matching, samples)
@@ -75,8 +78,8 @@ def invert(matching: Matching, samples: Samples, attack: Attack, stream: torch.G
         return found
     labels = read_labels(matching, samples) if attack.kind != "dlg" else None
     run = _adam if attack.kind == "cosine" else _lbfgs
-    tries = [run(matching, samples, attack, _begin(matching, samples, labels, stream), step) for _ in range(attack.restarts)]
-    return min(tries, key=lambda found: found.distance)
+    starts = (_begin(matching, samples, labels, stream) for _ in range(attack.restarts))
+    return min((run(matching, attack, start, step) for start in starts), key=lambda found: found.distance)
 
 
 def _begin(matching: Matching, samples: Samples, labels: Tensor | None, stream: torch.Generator) -> "_Dummy":
@@ -87,7 +90,9 @@ def _begin(matching: Matching, samples: Samples, labels: Tensor | None, stream: 
     else:
         low, high = samples.pixels
         x = low + (high - low) * torch.rand(shape, generator=stream)
-    logits = None if labels is not None else torch.randn(samples.count, samples.classes, generator=stream).to(like)
+    logits: Tensor | None = torch.randn(samples.count, samples.classes, generator=stream).to(like)
+    if labels is not None:
+        logits = None if samples.count == 1 else SURE * one_hot(labels, samples.classes).to(like)
     place = matching.evidence.unknown
     guess = None if place is None else matching.evidence.start[place].clone()
     return _Dummy(samples, x.to(like), labels, logits, guess)
@@ -131,10 +136,16 @@ class _Dummy:
         return Reconstruction(self.x.detach().nan_to_num(), labels, distance)
 
 
-def _lbfgs(matching: Matching, samples: Samples, attack: Attack, dummy: _Dummy, step: OnStep) -> Reconstruction:
+def _lbfgs(matching: Matching, attack: Attack, dummy: _Dummy, step: OnStep) -> Reconstruction:
     """DLG and iDLG: minimise the squared distance with L-BFGS."""
     optimizer = torch.optim.LBFGS(
-        dummy.tensors, lr=1.0, max_iter=1, history_size=100, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0
+        dummy.tensors,
+        lr=1.0,
+        max_iter=1,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=100,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -149,16 +160,17 @@ def _lbfgs(matching: Matching, samples: Samples, attack: Attack, dummy: _Dummy, 
     return dummy.found(_left(float(matching.squared(dummy.guess()).detach())))
 
 
-def _adam(matching: Matching, samples: Samples, attack: Attack, dummy: _Dummy, step: OnStep) -> Reconstruction:
+def _adam(matching: Matching, attack: Attack, dummy: _Dummy, step: OnStep) -> Reconstruction:
     """Minimise the cosine distance and the total variation with Adam on the signs of the inputs' gradient."""
-    span = 1.0 if samples.pixels is None else samples.pixels[1] - samples.pixels[0]
-    groups = [{"params": [dummy.x], "lr": RATE * span}, {"params": dummy.others, "lr": SLOW_RATE}]
-    optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+    pixels = dummy.samples.pixels
+    span = 1.0 if pixels is None else pixels[1] - pixels[0]
+    rates = ((dummy.x, RATE * span), (dummy.logits, RATE), (dummy.part, PART_RATE))
+    optimizer = torch.optim.Adam([{"params": [tensor], "lr": rate} for tensor, rate in rates if tensor is not None])
     falls = [int(share * attack.length) for share in FALLS]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, 0.1)
     for _ in range(attack.length):
         objective = matching.cosine(dummy.guess())
-        if samples.pixels is not None:
+        if pixels is not None:
             objective = objective + attack.tv * total_variation(dummy.x) / span
         slopes = torch.autograd.grad(objective, dummy.tensors)
         dummy.x.grad = slopes[0].sign()
@@ -185,9 +197,9 @@ def total_variation(x: Tensor) -> Tensor:
 def read_labels(matching: Matching, samples: Samples) -> Tensor | None:
     """Read the labels off the gradient of the last layer (iDLG); None if that is not in the upload.
 
-    The gradient of the bias of class c is the mean of p_c − y_c. For one sample it is negative for the true class alone.
-    For several, N (1/C − g_c) estimates the number of samples of class c, as p_c is about 1/C for a network that is not
-    trained yet: the labels are those that the largest estimates leave, one by one.
+    The gradient of the bias of class c is the mean of p_c − y_c: for one sample, negative for the true class alone.
+    For several, N (1/C − g_c) estimates the number of samples of class c, with p_c about 1/C as in a network that is
+    not trained yet; the largest estimates give the labels, one by one.
     """
     place = last_bias(matching.network)
     seen = matching.evidence.place
@@ -231,7 +243,7 @@ def analytic(matching: Matching, samples: Samples) -> Reconstruction:
         raise FedtailorError("The analytic inversion is for one sample: take --samples 1, or another inversion.")
     if not isinstance(layer, nn.Linear) or bias is None or layer.in_features != samples.shape.numel():
         raise FedtailorError(
-            "The analytic inversion is for networks whose first layer is dense and has a bias, such as mlp: take another."
+            "The analytic inversion is for networks whose first layer is dense and has a bias, like mlp: take another."
         )
     if bias.start < seen.start or bias.stop > seen.stop:
         raise FedtailorError("The network's first layer is not in the upload: take another inversion than analytic.")

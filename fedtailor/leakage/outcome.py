@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 FILE = "leakage"  # the name of the files in a directory
 RULE = (
-    "Recognisable: at least half of the way in SSIM from the data set's mean image to the true one; copied: at most 1 % "
-    "of its squared error."
+    "Recognisable: at least half of the way in SSIM from the data set's mean image to the true one; copied: at most "
+    "1 % of its squared error."
 )
 RULE_OF_NUMBERS = "Recognisable: at most half of the squared error of the data set's mean sample; copied: at most 1 %."
 
@@ -142,8 +143,9 @@ class Leakage:
 
     def _plain(self, row: Row) -> dict[str, Any]:
         recognisable, copies = self.counted(row)
-        means = {"mse": row.mse, "psnr": row.psnr, "ssim": row.ssim, "labels": row.labels, "distance": row.distance}
-        found = {"recognisable": recognisable, "copies": copies, "seconds": row.seconds}
+        means = {"mse": row.mse, "psnr": row.psnr, "ssim": row.ssim, "labels": row.labels}
+        left = row.distance if row.distance is not None and isfinite(row.distance) else None
+        found = {"distance": left, "recognisable": recognisable, "copies": copies, "seconds": row.seconds}
         samples = [asdict(score) for score in row.scores]
         return {"method": row.title, "matched": row.matched, **means, **found, "samples": samples}
 

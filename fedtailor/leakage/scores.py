@@ -34,7 +34,9 @@ def assigned(true: Tensor, guessed: Tensor) -> list[int]:
     return [int(column) for column in linear_sum_assignment(errors.cpu().numpy())[1]]
 
 
-def score(true: Tensor, guessed: Tensor, span: float | None, labels: Sequence[bool | None] | None = None) -> list[Score]:
+def score(
+    true: Tensor, guessed: Tensor, span: float | None, labels: Sequence[bool | None] | None = None
+) -> list[Score]:
     """Score reconstructions of samples in the same order. `span` is the range of an image's pixels; None: no images."""
     found = []
     for number, (one, other) in enumerate(zip(true.double(), guessed.double(), strict=True)):
@@ -69,7 +71,7 @@ def ssim(one: Tensor, other: Tensor, span: float) -> float:
 def verdict(found: Score, mean: Score) -> Verdict:
     """Judge a reconstruction against the mean image of the data set, which is no leak.
 
-    It is a copy if its squared error is at most 1 % of the mean image's. It is recognisable if it leads at least half of
+    It is a copy if its squared error is at most 1 % of the mean image's. It is recognisable if it is at least half of
     the way from the mean image to the true one: by SSIM for images, and by the squared error for other samples.
     """
     if found.mse <= COPY * mean.mse:

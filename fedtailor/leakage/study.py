@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -55,7 +55,7 @@ class Question:
     """An attack on `victims` clients with so many `samples` each, in one `round`. `unroll` limits the steps of a client
     that the attack follows one by one."""
 
-    attack: Attack = Attack()
+    attack: Attack = field(default_factory=Attack)
     samples: int = 1
     victims: int = 1
     round: int = 1
@@ -122,9 +122,14 @@ class Study:
 
     @property
     def samples(self) -> Samples:
-        x, _ = self.data.train(self.victims[0])
+        shape, pixels = self._true(self.victims[0]).shape[1:], _pixels(self.data, self.experiments[0])
+        return Samples(self.question.samples, shape, self.data.n_outputs, pixels)
+
+    def _true(self, victim: int) -> Tensor:
+        """The samples that are to be reconstructed."""
+        x, _ = self.data.train(victim)
         assert isinstance(x, Tensor)
-        return Samples(self.question.samples, x.shape[1:], self.data.n_outputs, _pixels(self.data, self.experiments[0]))
+        return x
 
     @property
     def work(self) -> int:
@@ -145,7 +150,7 @@ class Study:
         """The outcome before any attack: the true samples, and the two guesses that are no leak."""
         with isolated():
             samples, seed = self.samples, self.experiments[0].seed
-            true = torch.cat([self.data.train(victim)[0] for victim in self.victims])
+            true = torch.cat([self._true(victim) for victim in self.victims])
             stream, low, high = torch_stream(seed, "noise"), *(samples.pixels or (0.0, 1.0))
             noise = torch.rand(true.shape, generator=stream) * (high - low) + low
             noise = noise if samples.pixels else torch.randn(true.shape, generator=stream)
@@ -159,13 +164,14 @@ class Study:
         begin, title = time.perf_counter(), prepared.experiment.method
         with isolated():
             heard, declared = self._heard(prepared)
-            scores: list[Score] = []
-            pieces, words, distances = [], "", []
-            for victim, (request, upload) in heard.items():
-                found, words, distance, guessed = self._invert(prepared, declared[victim], request, upload, on_step)
-                scores, pieces, distances = [*scores, *found], [*pieces, guessed], [*distances, distance]
+            found = [
+                self._invert(prepared, declared[victim], request, upload, on_step)
+                for victim, (request, upload) in heard.items()
+            ]
+        scores, words, distances, guessed = zip(*found, strict=True)
         seconds = round(time.perf_counter() - begin, 2)
-        return Row(title, words, scores, torch.cat(pieces), sum(distances) / len(distances), seconds)
+        every = [score for few in scores for score in few]
+        return Row(title, words[0], every, torch.cat(guessed), sum(distances) / len(distances), seconds)
 
     def _heard(self, prepared: Prepared) -> tuple[dict[int, tuple[Train, State]], list[int | None]]:
         """What went to the attacked clients and came back in the round, and the classes that they declared."""
@@ -200,11 +206,12 @@ class Study:
         matching = Matching(network, _loss(terms.training_loss, n_outputs), clue)
         stream = torch_stream(terms.seed, "inversion", request.round, request.client)
         found = invert(matching, samples, question.attack, stream, on_step)
-        true, labels = self.data.train(request.client)
-        assert isinstance(true, Tensor)
+        true, (_, labels) = self._true(request.client), self.data.train(request.client)
         order = assigned(true, found.x)
         guessed, named = found.x[order], found.labels[order]
-        right = [None if name < 0 else name == label for name, label in zip(named.tolist(), labels.tolist(), strict=True)]
+        right = [
+            None if name < 0 else name == label for name, label in zip(named.tolist(), labels.tolist(), strict=True)
+        ]
         span = samples.pixels and samples.pixels[1] - samples.pixels[0]
         return score(true, guessed, span, right), clue.words, found.distance, guessed
 
@@ -222,7 +229,7 @@ def _check(prepared: Prepared) -> None:
     if prepared.terms.loss is not functional.cross_entropy or data.targets != "classes":
         raise FedtailorError("Inversions are for classes under the loss cross-entropy: take other data, or that loss.")
     if not isinstance(data.x, Tensor) or not data.x.is_floating_point():
-        raise FedtailorError("Inversions are for samples of one tensor of numbers each, such as images: take other data.")
+        raise FedtailorError("Inversions are for samples that are one tensor of numbers, like images: take other data.")
 
 
 def _mean(data: FederatedData) -> Tensor:
