@@ -61,7 +61,8 @@ class Matching:
         start, place = self.evidence.start.detach(), self.evidence.unknown
         if guess.unknown is None or place is None:
             return start.clone().requires_grad_()
-        return torch.cat([start[: place.start], guess.unknown, start[place.stop :]])
+        theta = torch.cat([start[: place.start], guess.unknown, start[place.stop :]])
+        return theta if theta.requires_grad else theta.requires_grad_()
 
     def _gradient(self, theta: Tensor, guess: Guess) -> Tensor:
         value = self.loss(self.outputs(theta, guess.x), guess.y)
