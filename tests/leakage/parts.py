@@ -1,5 +1,6 @@
 """Small studies of leakage, and what only the test knows of them: the true samples and the clients' states."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def observed(made: Study) -> tuple[Observed, State, State]:
     run.loop.round(last, listener)
     request, upload = listener.heard[victim]
     terms = prepared.terms
-    settings = terms.optimizer.__class__(**{**vars(terms.optimizer), "factor": factor_at("constant", 1, last)})
+    settings = replace(terms.optimizer, factor=factor_at(terms.schedule, terms.rounds, last))
     layout, n = prepared.network.layout, made.question.samples
     new = request.version == NEVER
     found = Observed(request.message, upload, layout, terms.initial, n, settings, last, new)

@@ -41,7 +41,7 @@ def test_the_true_samples_give_what_was_seen(method: str, round: int) -> None:
         {"momentum": 0.9},
         {"weight_decay": 0.1},
         {"clip": 0.5},
-        {"schedule": "step:1,0.5"},
+        {"schedule": "1.0 / (t + 1)"},
         {"step_schedule": "cosine:0.1"},
         {"label_smoothing": 0.1},
         {"model": "resnet", "steps": 2},
@@ -96,7 +96,8 @@ def _fitted_head(made: Study, before: State) -> Tensor:
     W, b = (part.clone().requires_grad_() for part in before["head"].split([10 * 20, 10]))
     for _ in range(49):
         loss = torch.nn.functional.cross_entropy(features @ W.view(10, 20).T + b, y)
-        W, b = ((p - 0.1 * g).detach().requires_grad_() for p, g in zip((W, b), torch.autograd.grad(loss, (W, b))))
+        slopes = torch.autograd.grad(loss, (W, b))
+        W, b = ((p - 0.1 * g).detach().requires_grad_() for p, g in zip((W, b), slopes, strict=True))
     return torch.cat([W, b]).detach()
 
 
