@@ -36,11 +36,11 @@ class Matching:
     evidence: Evidence
 
     def __post_init__(self) -> None:
-        buffers = self.network.layout.buffers_in(self.evidence.place)
-        self._seen = torch.ones_like(self.evidence.seen, dtype=torch.bool)
-        for buffer in buffers:  # no gradient is in them
-            self._seen[buffer.start - self.evidence.place.start : buffer.stop - self.evidence.place.start] = False
-        self.seen = self.evidence.seen[self._seen]
+        layout, place = self.network.layout, self.evidence.place
+        self._counted: Tensor | None = None
+        if layout.buffers_in(place):  # no gradient is in them
+            self._counted = layout.without_buffers(torch.ones_like(self.evidence.start))[place]
+        self.seen = self._without_buffers(self.evidence.seen)
 
     def squared(self, guess: Guess) -> Tensor:
         """The squared distance from what was seen, as a share of its squared length."""
@@ -55,7 +55,10 @@ class Matching:
         theta = self._start(guess)
         with self._mode(len(guess.x)):
             found = self._path(theta, guess) if self.evidence.rates else self._gradient(theta, guess)
-        return found[self.evidence.place][self._seen]
+        return self._without_buffers(found[self.evidence.place])
+
+    def _without_buffers(self, part: Tensor) -> Tensor:
+        return part if self._counted is None else part * self._counted
 
     def _start(self, guess: Guess) -> Tensor:
         start, place = self.evidence.start.detach(), self.evidence.unknown
