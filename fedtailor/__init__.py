@@ -31,6 +31,7 @@ __all__ = [
     "export",
     "federate",
     "lazy",
+    "leak",
     "load",
     "load_data",
     "load_model",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from fedtailor.deploy.predicting import predict
     from fedtailor.errors import FedtailorError
     from fedtailor.experiment import Evaluation, Experiment
+    from fedtailor.leakage.asking import leak
     from fedtailor.local.network import Network
     from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total
     from fedtailor.result import RunResult
@@ -67,6 +69,7 @@ _HOMES = {
     "deploy.predicting": ("predict",),
     "errors": ("FedtailorError",),
     "experiment": ("Evaluation", "Experiment"),
+    "leakage.asking": ("leak",),
     "local.network": ("Network",),
     "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
     "result": ("RunResult",),

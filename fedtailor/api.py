@@ -14,11 +14,10 @@ from fedtailor.local.isolation import isolated
 from fedtailor.local.metrics import OwnMetric
 from fedtailor.local.network import Loss
 from fedtailor.method import Method
-from fedtailor.methods import check_class
 from fedtailor.models import ModelLike
 from fedtailor.preparing import Objects, prepare
 from fedtailor.result import RunResult
-from fedtailor.runs import method_name, names_and_objects, run_prepared
+from fedtailor.runs import importable_name, names_and_objects, run_prepared
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.clients import ClientTable, client_table
@@ -173,9 +172,9 @@ def _question(
     if "parameters" in settings:
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
     names, objects = names_and_objects(data, model, loss, metric)
-    parameters = {_named(method): dict(own) for method, own in (method_parameters or {}).items()}
-    of_methods = {_named(method): dict(own) for method, own in (method_settings or {}).items()}
-    asked = {"methods": [*map(_named, methods)], "seeds": list(seeds), "parameters": parameters, **names}
+    parameters = {importable_name(method): dict(own) for method, own in (method_parameters or {}).items()}
+    of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
+    asked = {"methods": [*map(importable_name, methods)], "seeds": list(seeds), "parameters": parameters, **names}
     return {**asked, "settings": of_methods, **settings}, objects
 
 
@@ -257,21 +256,6 @@ def tune(
     return Tuning(tuple(work.finish(method) for method in work.comparison.methods), comparison, work.budget)
 
 
-def _named(method: Any) -> Any:
-    """The name of a method that many runs can find again."""
-    if isinstance(method, Method):
-        kind = type(method).__name__
-        raise FedtailorError(f"Give the class {kind}, not an object of it, and its parameters in method_parameters=.")
-    if not isinstance(method, type):
-        return method
-    name = method_name(check_class(method, method.__name__))
-    if name.startswith("object:"):
-        raise FedtailorError(
-            f"The class {method.__name__} is inside a function: move it out, where it can be imported."
-        )
-    return name
-
-
 def advise(
     *,
     data: str | Path | Dataset | Clients = "digits",
@@ -294,7 +278,7 @@ def advise(
         for note in data.notes:
             warn(note)
 
-    return race(experiment, budget, tuple(map(_named, methods)), objects=objects, on_data=describe)
+    return race(experiment, budget, tuple(map(importable_name, methods)), objects=objects, on_data=describe)
 
 
 def report(

@@ -246,6 +246,21 @@ def method_name(kind: type[Method]) -> str:
     return kind.name if CATALOGUE.get(kind.name) is kind else object_name(kind)
 
 
+def importable_name(method: Any) -> Any:
+    """The name of a method that many runs can find again."""
+    if isinstance(method, Method):
+        kind = type(method).__name__
+        raise FedtailorError(f"Give the class {kind}, not an object of it, and its parameters in method_parameters=.")
+    if not isinstance(method, type):
+        return method
+    name = method_name(check_class(method, method.__name__))
+    if name.startswith("object:"):
+        raise FedtailorError(
+            f"The class {method.__name__} is inside a function: move it out, where it can be imported."
+        )
+    return name
+
+
 def _method_object(method: Any, settings: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
     """A method object, made with its own parameters if a class is given, and the settings without these."""
     given = isinstance(method, Method)

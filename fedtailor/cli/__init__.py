@@ -27,6 +27,7 @@ COMMANDS = {
         "Run methods on the same clients with several seeds, and print the table that papers print.",
     ),
     "tune": ("tuning", "Choose each method's settings on validation data, with the same budget for all."),
+    "leak": ("leaking", "Reconstruct clients' samples from what methods really upload, as a curious server could."),
     "report": (
         "reporting",
         "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",

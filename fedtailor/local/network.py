@@ -165,6 +165,19 @@ class Network:
             for name, tensor in self.module.state_dict().items()
         }
 
+    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
+        """View a vector as the module's parameters, and copy its buffers, by name: for `torch.func.functional_call`,
+        through which gradients flow back into `theta`."""
+        names = {id(owner): f"{name}." if name else "" for name, owner in self.module.named_modules()}
+        found = {}
+        for owner, attribute, where in self._placed:
+            parameter = owner._parameters.get(attribute)
+            like = owner._buffers[attribute] if parameter is None else parameter
+            assert like is not None
+            view = _view(theta[where], like.shape)
+            found[names[id(owner)] + attribute] = view.detach().clone() if parameter is None else view
+        return found
+
     def reset(self, vector: Tensor) -> None:
         """Forget all work: set the vector to this one and the gradient to 0, and give the buffers outside the vector
         their initial values again."""

@@ -1,0 +1,1 @@
+"""What uploads tell: gradient inversion against what each method really uploads."""
