@@ -18,8 +18,6 @@ from fedtailor.leakage.study import Question
 from fedtailor.preparing import partition_data
 from tests.leakage.parts import SMALL, matched, study
 
-# The mechanisms of differential privacy are not at the sites yet: their tests are to be enabled with them.
-PRIVATE = pytest.mark.skip(reason="needs the mechanisms of privacy at the sites")
 COSINE = Attack("cosine", 150, tv=0.0)
 
 
@@ -217,19 +215,16 @@ def test_noise_of_the_server_hides_nothing_from_it() -> None:
     assert torch.allclose(plain.guessed, private.guessed, atol=1e-3)
 
 
-@PRIVATE
 def test_noise_of_the_clients_hides_the_sample() -> None:
     found = leaked("fedavg", privacy="client, clip=1, noise=1, by=clients")
     assert found.verdict(found.rows[0]) == "not recognisable"
 
 
-@PRIVATE
 def test_noise_on_samples_gradients_hides_the_sample() -> None:
     found = leaked("fedavg", privacy="sample, clip=1, noise=1")
     assert found.verdict(found.rows[0]) == "not recognisable"
 
 
-@PRIVATE
 @pytest.mark.parametrize("how", ["client, clip=1, noise=1e-6, by=clients", "sample, clip=1, noise=1e-6"])
 def test_clipping_alone_hides_nothing(how: str) -> None:
     assert leaked("fedavg", privacy=how).rows[0].mse < 1e-3
