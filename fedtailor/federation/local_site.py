@@ -35,6 +35,7 @@ from fedtailor.site.sites import Sites
 
 BEGIN = "begin.safetensors"
 SECRET = "secret"
+TRAININGS = "trainings"  # of a private run: how many were begun
 
 
 class LocalSite:
@@ -67,6 +68,8 @@ class LocalSite:
                 experiment, answering = self._run(letter.text("run"))
                 if letter.number("round") > experiment.rounds:
                     raise FaultError("refused", f"The server asks for more than {experiment.rounds} rounds.")
+                if experiment.privacy is not None and letter.header["asked"] == "train":
+                    self._spend(answering.run, experiment.rounds)
                 answer = answering.work(letter)
                 if letter.header["asked"] == "train" and "fault" not in answer.header:
                     self.log(f"Round {letter.number('round')} is done.")
@@ -166,6 +169,15 @@ class LocalSite:
                 raise FaultError("state", f"This site has not joined the run {run}.")
             self._begin(read_letter(read_bytes(path), str(path)), kept=True)
         return self._runs[run]
+
+    def _spend(self, run: str, rounds: int) -> None:
+        """Count a training of a private run, and refuse more than the plan has rounds: each answer has fresh noise, so
+        a server that asks for the same round again and again could average it away."""
+        path = self._directory(run) / TRAININGS
+        trained = int(read_bytes(path)) if path.is_file() else 0
+        if trained >= rounds:
+            raise FaultError("refused", f"The privacy of {rounds} rounds is spent: {trained} trainings were answered.")
+        write_atomically(path, str(trained + 1))
 
     # --- the end ---
 
