@@ -79,7 +79,7 @@ class Tampering:
             yield self._carry(mine[client], replace(colluding[client], upload=upload))
 
     def _tampered(self, request: Train, upload: State, participants: int, hostile: int) -> State:
-        """What a hostile client uploads in place of its honest upload."""
+        """Make the upload of a hostile client from its honest one."""
         kind = self._attack.kind
         match kind:
             case "sign-flip":
@@ -144,7 +144,7 @@ class Tampering:
         }
 
     def _replayed(self, request: Train, upload: State) -> State:
-        """What the client uploaded in the first round that it took part in. What a killed run kept of a round that is
+        """The upload of the first round that the client took part in. What a killed run kept of a round that is
         done again does not count."""
         memory, client = self._memory, request.client
         if client not in memory.current:

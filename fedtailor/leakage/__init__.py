@@ -1,1 +1,1 @@
-"""What uploads tell: gradient inversion against what each method really uploads."""
+"""The leakage of uploads: gradient inversion against what each method really uploads."""

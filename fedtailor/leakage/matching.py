@@ -29,7 +29,7 @@ class Guess:
 
 @dataclass
 class Matching:
-    """What is matched, in the server's own copy of the network and with the loss that clients minimise."""
+    """The match of guesses with the evidence, in the server's own network and with the loss that clients minimise."""
 
     network: Network
     loss: Loss
@@ -51,7 +51,7 @@ class Matching:
         return 1 - cosine_similarity(self.predicted(guess), self.seen, dim=0, eps=TINY)
 
     def predicted(self, guess: Guess) -> Tensor:
-        """What would have been seen of the guessed samples."""
+        """Compute the upload that the guessed samples would have given."""
         theta = self._start(guess)
         with self._mode(len(guess.x)):
             found = self._path(theta, guess) if self.evidence.rates else self._gradient(theta, guess)

@@ -71,7 +71,7 @@ class Leakage:
 
     @property
     def rule(self) -> str:
-        """What the verdicts mean."""
+        """The meaning of the verdicts."""
         return RULE_OF_NUMBERS if self.pixels is None else RULE
 
     def counted(self, row: Row) -> tuple[int, int]:

@@ -174,7 +174,7 @@ class Study:
         return Row(title, words[0], every, torch.cat(guessed), sum(distances) / len(distances), seconds)
 
     def _heard(self, prepared: Prepared) -> tuple[dict[int, tuple[Train, State]], list[int | None]]:
-        """What went to the attacked clients and came back in the round, and the classes that they declared."""
+        """The messages to the attacked clients and their uploads of the round, and the classes that they declared."""
         run, last = Simulation(prepared), self.question.round
         run.start()
         for number in range(1, last):

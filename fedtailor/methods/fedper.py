@@ -14,9 +14,8 @@ class FedPer(Method):
     New clients: the shared body under the network's initial head. Limits: an empty head (`head=0`) is FedAvg; a head
     that is the whole network is Local.
 
-    Privacy: the head never leaves, so that of whole clients needs no noise in it: it clips all that leaves a client,
-    whatever that depends on. Privacy of single samples has noise in the head's steps too, as the body's gradients by
-    all samples depend on a head that one of them has moved.
+    Privacy: the head never leaves, and of whole clients needs no noise. Of single samples it has noise too: all of the
+    body's gradients depend on a head that one sample has moved.
     """
 
     name: ClassVar[str] = "fedper"

@@ -26,10 +26,8 @@ class FedRep(Method):
     FedAvg; a head that is the whole network with `head_epochs=E` and without `refit` is Local. New clients: a head
     fitted to the present body in `head_epochs`, as in the paper.
 
-    Privacy: the head never leaves, so that of whole clients needs no noise in it: it clips all that leaves a client,
-    whatever that depends on. Privacy of single samples has noise in the head's steps too, as the body's gradients by
-    all samples depend on a head that one of them has moved. The head that
-    is refitted to predict has none, as it never leaves.
+    Privacy: the head never leaves, and of whole clients needs no noise. Of single samples it has noise in training, as
+    all of the body's gradients depend on a head that one sample has moved; refitted to predict, it has none.
     """
 
     name: ClassVar[str] = "fedrep"

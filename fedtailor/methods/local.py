@@ -10,8 +10,8 @@ from fedtailor.method import Client, Message, Method, Server, Uploads
 class Local(Method):
     """Every client trains its own model when it takes part; nothing is sent.
 
-    All clients begin with the same vector, which is also what new clients get. Limit: with one client, it is FedAvg.
-    Nothing leaves, so privacy needs no noise.
+    All clients begin with the same vector, which is also what new clients get. Nothing leaves, so privacy needs no
+    noise. Limit: with one client, it is FedAvg.
     """
 
     name: ClassVar[str] = "local"

@@ -24,10 +24,8 @@ class PFLEGO(Method):
     The authors' release divides by the samples of the participants where Eq. 4 has those of all clients, and uses Adam
     at the server, under which that makes no difference: `released_weights`, `server_optimizer="adam"`.
 
-    Privacy: the head never leaves, so that of whole clients needs no noise in it: it clips all that leaves a client,
-    whatever that depends on. Privacy of single samples has noise in the head's steps too, as the body's gradients by
-    all samples depend on a head that one of them has moved.
-    All τ gradients are by all samples, so nothing is gained by sampling.
+    Privacy: the head never leaves, and of whole clients needs no noise. Of single samples it has noise too: the body's
+    gradient depends on a head that one sample has moved. All τ gradients are by all samples: sampling gains nothing.
     """
 
     name: ClassVar[str] = "pflego"
