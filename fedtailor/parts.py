@@ -24,8 +24,10 @@ class Parts(BaseModel):
             return cls.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
-            name = str(first["loc"][0]) if first["loc"] else next(iter(cls.model_fields))
-            if first["type"] == "extra_forbidden":
+            name = str(first["loc"][0]) if first["loc"] else ""
+            if not name:  # of several parts together
+                problem = wanted(first)
+            elif first["type"] == "extra_forbidden":
                 problem = f"it has no part {name!r}, only {', '.join(cls.model_fields)}"
             elif first["type"] == "missing":
                 problem = f"it does not say {name!r}"

@@ -43,9 +43,9 @@ class Privacy(Parts):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.level == "sample" and self.by != "server":
-            raise ValueError("client for noise of the clients' own: samples' gradients always are noised at the client")
+            raise ValueError("by is for client level, as samples' gradients always get their noise at the client")
         if self.quantile is not None and (self.level, self.by) != ("client", "server"):
-            raise ValueError("client with noise by the server: only there can the clip follow a quantile")
+            raise ValueError("only at client level with noise by the server can the clip follow a quantile")
         return self
 
     @property

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import human_bytes, human_time, in_cell, out, plain_table, visible
+from fedtailor.cli.display import epsilon_text, human_bytes, human_time, in_cell, out, plain_table, visible
 from fedtailor.cli.presence import STATUS, sites_line
 from fedtailor.errors import FedtailorError, listed
 
@@ -216,7 +216,8 @@ def _table(title: str, runs: Sequence[Seen]) -> Table:
     for name in ("rounds", titles.pop() if len(titles) == 1 else "metric"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(f"last {SPARKS} rounds", width=SPARKS, no_wrap=True)
-    for name in ("sent", "a round"):
+    private = any(run.records and run.records[-1].epsilon is not None for run in runs)
+    for name in (*(["ε"] if private else []), "sent", "a round"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         values, pace = run.values(), run.pace
@@ -226,6 +227,7 @@ def _table(title: str, runs: Sequence[Seen]) -> Table:
             f"{len(run.records)}/{run.rounds}",
             run.last,
             _sparks(values[-SPARKS:]),
+            *([epsilon_text(run.records[-1].epsilon) if run.records else "–"] if private else []),
             human_bytes(sum(record.bytes for record in run.records)),
             "–" if pace is None else f"{pace:.2f} s",
         )

@@ -245,7 +245,7 @@ def test_an_infinite_budget_is_the_run_without_privacy() -> None:
         ("fedavg", {"privacy": "client, noise=-1"}, "its noise is '-1', but must be above 0"),
         ("fedavg", {"privacy": "client, clip=quantile:2, noise=1"}, "a number above 0, or quantile:0.5"),
         ("fedavg", {"privacy": "client, nose=1"}, "it has no part 'nose'"),
-        ("fedavg", {"privacy": "client, noise=1, by=clients, clip=quantile:0.5"}, "only there can the clip follow"),
+        ("fedavg", {"privacy": "client, noise=1, by=clients, clip=quantile:0.5"}, "can the clip follow a quantile"),
         ("fedavg", {"privacy": "", "epsilon": 1}, "like client, clip=1.0"),
         ("fedavg", {"epsilon": "nan"}, "a number above 0, or inf"),
     ],
