@@ -261,3 +261,20 @@ def test_more_rounds_would_need_another_noise(tmp_path: Path) -> None:
     ft.run("fedavg", **DIGITS, privacy="client", epsilon=8, out=tmp_path / "run")
     with pytest.raises(FedtailorError, match="noise that was found for 3 rounds"):
         ft.resume(tmp_path / "run", rounds=5)
+
+
+@pytest.mark.parametrize("method", ["pflego", "scaffold", "feddyn"])
+def test_the_share_of_a_private_round_does_not_tell_who_replied(method: str) -> None:
+    """These methods multiply by the share of those who replied: it is the expected one, whoever did."""
+    simulation = make_simulation(method, **DIGITS, participation="0.5")
+    loop, uploads = simulation.loop, real_uploads(method)
+    loop.call(1)
+    messages, noiseless = loop._messages(), Privacy.parse("client, clip=0.3, noise=1e-30")
+    shares = set()
+    for failed in (set(), {min(messages)}, set(messages)):
+        total = PrivateAggregator(loop.method, loop.server, messages, noiseless, Noise(None))
+        for client in messages:
+            total.put(client, None if client in failed else uploads[client])
+        made = total.total()
+        shares |= {made.share(loop.server, "samples"), made.share(loop.server, "equal")}
+    assert shares == {0.5}
