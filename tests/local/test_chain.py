@@ -13,8 +13,8 @@ from fedtailor.local.descent import Batch, batch_gradient, descend
 from fedtailor.local.network import Loss, Network
 from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.models import networks
+from tests.local.parts import LAYERS, Make
 
-Make = Callable[[], nn.Module]
 ROUNDING = 1e-5  # of the gradient's length, in single precision; docs/performance.md names it
 
 
@@ -57,23 +57,6 @@ def test_the_papers_convolutions_up_to_rounding(make: Callable[..., nn.Module], 
     assert difference(found, wanted) < ROUNDING
     found, wanted = gradients(make(shape, 4), *samples(*shape, dtype=torch.float64))
     assert difference(found, wanted) < 1e-13
-
-
-LAYERS: dict[str, Make] = {
-    "one channel, few maps": lambda: nn.Conv2d(1, 3, 5),
-    "one channel, many maps": lambda: nn.Conv2d(1, 20, 5),
-    "one channel, a kernel that is no square": lambda: nn.Conv2d(1, 4, (3, 5)),
-    "one channel, padded": lambda: nn.Conv2d(1, 3, 3, padding=1),
-    "one channel, stride": lambda: nn.Conv2d(1, 3, 3, 2),
-    "one channel, dilation": lambda: nn.Conv2d(1, 3, 3, dilation=2),
-    "no bias": lambda: nn.Conv2d(1, 3, 3, bias=False),
-    "valid": lambda: nn.Conv2d(1, 3, 3, padding="valid"),
-    "same": lambda: nn.Conv2d(1, 3, (3, 5), padding="same", dilation=(1, 2)),
-    "groups": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, groups=2)),
-    "overlapping pools": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True)),
-    "dilated pools": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d((2, 3), dilation=2)),
-    "nested": lambda: nn.Sequential(nn.Sequential(nn.ReLU(), nn.Conv2d(1, 4, 3)), nn.Sequential(nn.ReLU(inplace=True))),
-}
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -19,7 +19,7 @@ from fedtailor.local.optimizer import OptimizerSettings
 from fedtailor.local.private import Private, clipped_sum, example_gradients, sampling_rate
 from fedtailor.models import networks, sequences
 from fedtailor.models.assembling import assemble
-from tests.local.test_chain import LAYERS
+from tests.local.parts import LAYERS
 
 N = 7
 

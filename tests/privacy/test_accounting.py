@@ -10,15 +10,9 @@ from scipy.stats import norm
 
 from fedtailor.accounting import HOPELESS, Releases, noise_for, rounded_up, spent
 from fedtailor.errors import FedtailorError
+from tests.privacy.closed_forms import gaussian_epsilon
 
 DELTA = 1e-5
-
-
-def gaussian_epsilon(noise: float, releases: int, delta: float) -> float:
-    """ε of Gaussian noise, exactly (Balle & Wang 2018, Theorem 8): releases together are one with noise σ/√T."""
-    s = noise / releases**0.5
-    excess = lambda e: norm.cdf(0.5 / s - e * s) - exp(e) * norm.cdf(-0.5 / s - e * s) - delta  # noqa: E731
-    return float(brentq(excess, 0, 200))
 
 
 def sampled_epsilon(noise: float, share: float, delta: float) -> float:

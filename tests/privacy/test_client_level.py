@@ -18,6 +18,7 @@ from fedtailor.methods import all_methods, find_method
 from fedtailor.privacy import Privacy
 from fedtailor.server.private import CLIP, PrivateAggregator
 from tests.helpers import digits, make_simulation, numbers
+from tests.privacy.closed_forms import gaussian_epsilon
 
 DIGITS: dict[str, Any] = {"data": "digits", "model": "mlp:16", "rounds": 3, "epochs": 1, "max_train": 40, "seed": 3}
 DIGITS |= {"clients": 6}
@@ -185,8 +186,6 @@ def test_epsilon_of_each_round_is_recorded_and_grows() -> None:
     spent = [record.epsilon for record in result.rounds]
     assert all(epsilon is not None for epsilon in spent)
     assert spent == sorted(spent)
-    from tests.privacy.test_accounting import gaussian_epsilon
-
     assert spent[-1] == pytest.approx(gaussian_epsilon(5.0, 3, 1e-5), rel=2e-3)
     assert ft.run("local", **DIGITS, privacy="client, noise=5.0").rounds[-1].epsilon == 0.0  # nothing leaves
     assert ft.run("fedavg", **DIGITS).rounds[-1].epsilon is None

@@ -18,16 +18,12 @@ from fedtailor.robust import Rule
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.robust_aggregation import NormBoundAggregator, RobustAggregator, bounded
 from tests.helpers import assert_same, final
+from tests.server.robust import MATRIX_RULES, SMALL
 
-RULES = ("median", "trimmed:0.2", "krum:1", "multi-krum:1,2", "geometric-median", "norm-bound:0.1")
-MATRIX_RULES = RULES[:-1]
 CLIENTS = [0, 1, 3, 4, 5, 7]
 N_SAMPLES = torch.tensor([1000, 1, 5, 2, 9, 4, 5, 3])
 LAYOUT = Layout(6, slice(0, 4), slice(4, 6), {"a": slice(0, 4), "b": slice(4, 6)}, (), (slice(2, 4),))
 PLAIN = Layout(6, slice(0, 4), slice(4, 6), {"a": slice(0, 4), "b": slice(4, 6)})
-SMALL: dict[str, Any] = {
-    "data": "digits", "clients": 5, "max_train": 20, "model": "mlp:8", "rounds": 2, "epochs": 1,
-}  # fmt: skip
 
 
 def vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[int, Tensor]:

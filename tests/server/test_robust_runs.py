@@ -14,7 +14,7 @@ from fedtailor.method import Uploads
 from fedtailor.methods import all_methods
 from fedtailor.robust import Rule
 from tests.helpers import assert_same, digits, final, numbers
-from tests.server.test_robust import MATRIX_RULES, RULES, SMALL
+from tests.server.robust import MATRIX_RULES, RULES, SMALL
 
 # --- the same bits, and what they are worth ---
 
@@ -212,9 +212,9 @@ def test_the_page_says_which_methods_take_a_rule() -> None:
         ),
         (
             {"aggregation": "median", "privacy": "client, noise=1"},
-            "The noise of --privacy client is calibrated",
+            "The noise of --privacy client is made for a mean",
         ),
-        ({"aggregation": "norm-bound:1", "privacy": "client, noise=1"}, "leave --privacy or --aggregation out"),
+        ({"aggregation": "norm-bound:1", "privacy": "client, noise=1"}, "leave --aggregation norm-bound:1.0 out"),
     ],
     ids=str,
 )
