@@ -263,7 +263,7 @@ def attacked(summary: Summary) -> Figure | None:
     if table is None:
         return None
     factor = 100 if table.metric.percent else 1
-    values = np.array([[np.nan if v is None else factor * v for v in row] for row in table.rows.values()])
+    values = np.array([[np.nan if v is None else round(factor * v, 2) for v in row] for row in table.rows.values()])
     heat = Heat(list(table.rows), table.columns, {"": values}, f"test {table.metric.title}", written=True)
     return Figure("attacks", table.title, table.caption.split(" ✓")[0], [Panel("", [heat], "attack")], columns=1)
 

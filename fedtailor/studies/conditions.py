@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -53,6 +54,10 @@ def conditions(summary: Summary) -> Iterator[Conditions]:
     """Yield a table for each condition in which the lines of a comparison differ."""
     for along in ALONG:
         values = list(dict.fromkeys(value_of(line, along) for line in summary.lines))
+        if along == "epsilon":
+            values.sort(key=lambda value: -inf if value == "∞" else -float(value))
+        else:
+            values.sort(key=lambda value: value != NONE)
         if len(values) > 1:
             yield _table(summary, along, values)
 
