@@ -111,7 +111,7 @@ def bounded(x: Tensor, sent: Tensor | None, bound: float, layout: Layout) -> Ten
     if length <= bound:
         return x
     # Finite numbers may have a length that is not: nothing is left of such a change.
-    moved = (start + change * (bound / length) if math.isfinite(length) else start.expand_as(change)).to(x)
+    moved = (start + (change * (bound / length) if math.isfinite(length) else torch.zeros_like(change))).to(x)
     return layout.copy_buffers(moved, x) if is_model(x, layout) else moved
 
 

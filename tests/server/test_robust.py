@@ -198,6 +198,10 @@ def test_buffers_of_whole_models_are_neither_counted_nor_scaled() -> None:
 def test_no_finite_numbers_escape_the_bound(dtype: torch.dtype, size: str) -> None:
     most = torch.finfo(dtype).max * (1e-30 if size == "large" else 1.0)
     x, sent = torch.full((6,), most, dtype=dtype), torch.tensor([1.0, -most, 0.0, 2.0, 3.0, -5.0], dtype=dtype)
+    before = sent.clone()
+    for start in (None, sent):
+        assert torch.equal(bounded(x, start, 2.0, LAYOUT)[2:4], x[2:4])  # buffers
+        assert torch.equal(sent, before)
     assert bounded(x, None, 2.0, PLAIN).norm() <= 2.0 * (1 + 1e-6)
     found = bounded(x, sent, 2.0, PLAIN)
     assert found.isfinite().all()
