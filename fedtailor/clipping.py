@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from fedtailor.messages import Message, State
@@ -24,8 +25,11 @@ def norm(change: Mapping[str, Tensor]) -> float:
 
 
 def clipped(change: Mapping[str, Tensor], bound: float) -> State:
-    """Scale a change down to this norm, if it is longer."""
+    """Scale a change down to this norm, if it is longer. One of infinite length is none: finite numbers can differ by
+    more than there are numbers."""
     length = norm(change)
+    if not math.isfinite(length):
+        return {name: torch.zeros_like(tensor) for name, tensor in change.items()}
     return {name: tensor * (bound / length) if length > bound else tensor for name, tensor in change.items()}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedtailor.clipping import changes, norm
+from fedtailor.clipping import changes, clipped, norm
 from fedtailor.local.noise import Noise
 from fedtailor.messages import Message, State
 from fedtailor.method import Method, Server, Total, expected_upload
@@ -41,13 +41,11 @@ class PrivateAggregator(Aggregator):
     def _add(self, client: int, upload: Message) -> None:
         floating = {name: x if (x := upload[name]).is_floating_point() else x.double() for name in self._means}
         change = changes(self._method, self._messages[client], floating)
-        scale = 1.0
         if self._privacy.by == "server":
-            length = norm(change)
-            self._whole += length <= self._clip
-            scale = min(1.0, self._clip / length) if length else 1.0
+            self._whole += norm(change) <= self._clip
+            change = clipped(change, self._clip)
         for name, tensor in change.items():
-            self._changes.setdefault(name, torch.zeros_like(tensor)).add_(tensor, alpha=scale)
+            self._changes.setdefault(name, torch.zeros_like(tensor)).add_(tensor)
         self.clients.append(client)
 
     def total(self) -> Total:
