@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks hospitals format clean
+.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks results hospitals format clean
 
 setup: .venv/ready
 
@@ -42,6 +42,9 @@ bench: setup
 
 notebooks: setup
 	$(BIN)/python -m notebooks.make
+
+results: setup
+	$(BIN)/python -m results
 
 hospitals: setup
 	$(BIN)/python examples/hospitals/run.py runs/hospitals

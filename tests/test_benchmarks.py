@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import costs, defaults, floor, memory
+from benchmarks import costs, floor, memory
 from benchmarks.measuring import Goal, Seconds
 
 
@@ -104,32 +104,3 @@ def test_memory_of_uploads_that_are_held() -> None:
     assert mean.upload == each.upload == pytest.approx(4 * (3073 * 100 + 101 * 10) / 2**20)
     assert each.growth >= 20 * each.upload
     assert mean.growth <= 8 * mean.upload
-
-
-def test_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Called again, it runs what is new; a method that fails is a line of the table."""
-    words = ["--data", "digits", "--clients", "6", "--rounds", "2", "--max-train", "20", "--out", str(tmp_path)]
-    defaults.main([*words, "--methods", "local", "fedprox"])
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/rounds.jsonl")}
-    assert len(before) == 8
-    defaults.main([*words, "--methods", "local", "fedavg", defaults.TUNED, "fedprox"])
-    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    assert len(list(tmp_path.glob("runs/*"))) == 16
-    printed, written = capsys.readouterr().out, (tmp_path / "defaults.md").read_text()
-    assert "16/16 dirichlet:0.3, 0.25, seed 0: fedprox" in printed
-    assert printed.endswith(f"{written}\n")
-    assert written.count("\n| fedavg, fine-tuned | ") == 4
-    assert [line for line in written.splitlines() if line.startswith("##")] == [
-        f"## {partition}, participation {share}" for partition, share in defaults.CASES
-    ]
-
-
-def test_a_table_of_defaults() -> None:
-    found = {"local": [defaults.Found(0.8, 0.7, 1), defaults.Found(0.9, 0.8, 3)], "pgfed": [None, None]}
-    found["fedavg"] = [defaults.Found(0.5, 0.4, 2), defaults.Found(0.5, 0.4, 2)]
-    rows = defaults.markdown(("classes:2", "all"), found).splitlines()[4:]
-    assert rows == [
-        "| local | 85.00 | 75.00 | +0.00 | +35.00 | 2 |",
-        "| fedavg | 50.00 | 40.00 | -35.00 | +0.00 | 2 |",
-        "| pgfed | failed |  |  |  |  |",
-    ]

@@ -1,0 +1,44 @@
+"""Make docs/results.md and docs/leaderboard.md from the records.
+
+python -m results             write both pages
+python -m results --check     say whether they are current: the exit code is 1 if not
+python -m results keep DIR    take over the records of finished runs and comparisons from a working directory
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from results.keeping import keep_comparisons, keep_runs
+from results.leaderboard import leaderboard
+from results.page import COMPARISONS, HERE, PAPERS, page
+
+DOCS = HERE.parent / "docs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=["pages", "keep"], default="pages", help="what to do [pages]")
+    parser.add_argument("directory", nargs="?", type=Path, help="with keep: `reproductions` or `comparisons`")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    arguments = parser.parse_args()
+    if arguments.what == "keep":
+        if arguments.directory is None or not arguments.directory.is_dir():
+            parser.error("keep needs a directory with runs or comparisons")
+        for kept in (*keep_runs(arguments.directory, PAPERS), *keep_comparisons(arguments.directory, COMPARISONS)):
+            print(kept)
+        return
+    stale = []
+    for path, text in ((DOCS / "results.md", page()), (DOCS / "leaderboard.md", leaderboard())):
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(path.name)
+            if not arguments.check:
+                path.write_text(text, encoding="utf-8")
+    print(f"{'not current' if arguments.check else 'written'}: {', '.join(stale)}" if stale else "current")
+    sys.exit(1 if stale and arguments.check else 0)
+
+
+if __name__ == "__main__":
+    main()

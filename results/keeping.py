@@ -1,0 +1,72 @@
+"""Keep the records of finished runs, without what is large: checkpoints, and clients in rounds that do not count.
+
+What is left is a run directory still: `fedtailor show` and `fedtailor reproduce --out` read it. It cannot be resumed.
+Of a comparison, its question and its summary are kept, with each client's result, and of its runs nothing: there are
+hundreds.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedtailor.files import seal, unseal
+from fedtailor.result import RunResult
+from fedtailor.server.evaluation import LAST
+from fedtailor.server.record import RunDirectory
+from fedtailor.server.records import ClientsRecord
+from fedtailor.studies.runner import done
+
+QUESTION, SUMMARY = "comparison.toml", "result.json"
+COPIED = ("about.json", "experiment.toml", "network.json", "partition.json", "rounds.jsonl", "result.json")
+
+
+def keep_runs(source: Path, to: Path) -> Iterator[Path]:
+    """Copy the records of all finished runs below a directory that are not there yet; yield their places."""
+    for experiment in sorted(source.rglob("experiment.toml")):
+        run, kept = experiment.parent, to / experiment.parent.relative_to(source)
+        if not kept.exists() and (result := done(run)) is not None and (run / "result.json").is_file():
+            keep(result, run, kept)
+            yield kept
+
+
+def keep(result: RunResult, run: Path, kept: Path) -> None:
+    """Copy the records of one run."""
+    kept.mkdir(parents=True)
+    for name in COPIED:
+        shutil.copyfile(run / name, kept / name)
+    for extra in sorted(run.glob("*.json")):  # what a study found beside the run, like Figure 2's gains
+        if extra.name not in COPIED:
+            shutil.copyfile(extra, kept / extra.name)
+    counted, checksum = rounds_that_count(result), ""
+    with (kept / "clients.jsonl").open("wb") as file:
+        for record in RunDirectory(run).clients():
+            kept_record = record if record.round in counted else ClientsRecord(round=record.round)
+            line = seal(kept_record.plain(), checksum)
+            checksum = unseal(line, checksum)
+            file.write(line)
+    last = result.rounds[-1].round
+    if (observed := run / "observed" / f"round-{last}.safetensors").is_file():
+        (kept / "observed").mkdir()
+        shutil.copyfile(observed, kept / "observed" / observed.name)
+
+
+def rounds_that_count(result: RunResult) -> set[int]:
+    """List the rounds whose clients the result is of."""
+    evaluated = [record.round for record in result.clients if record.results]
+    if last := LAST.get(result.experiment.evaluation.choose):
+        return set(evaluated[-last:])
+    chosen = result.chosen()
+    return {evaluated[-1], *([chosen.round] if chosen else [])} if evaluated else set()
+
+
+def keep_comparisons(source: Path, to: Path) -> Iterator[Path]:
+    """Copy the question and the summary of all finished comparisons of a directory; yield their places."""
+    for question in sorted(source.glob(f"*/{QUESTION}")):
+        summary, kept = question.with_name(SUMMARY), to / question.parent.name
+        if summary.is_file() and not (kept / SUMMARY).is_file():
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(question, kept / QUESTION)
+            content = json.loads(summary.read_text(encoding="utf-8"))
+            (kept / SUMMARY).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+            yield kept
