@@ -17,6 +17,7 @@ from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import ClientsRecord
 from fedtailor.studies.runner import done
 
+MOST = 50_000  # bytes of a method's diagnostics; of larger ones those of the last round are kept alone
 QUESTION, SUMMARY = "comparison.toml", "result.json"
 COPIED = ("about.json", "experiment.toml", "network.json", "partition.json", "rounds.jsonl", "result.json")
 
@@ -45,10 +46,12 @@ def keep(result: RunResult, run: Path, kept: Path) -> None:
             line = seal(kept_record.plain(), checksum)
             checksum = unseal(line, checksum)
             file.write(line)
-    last = result.rounds[-1].round
-    if (observed := run / "observed" / f"round-{last}.safetensors").is_file():
-        (kept / "observed").mkdir()
-        shutil.copyfile(observed, kept / "observed" / observed.name)
+    observed = sorted((run / "observed").glob("round-*.safetensors"))
+    if sum(path.stat().st_size for path in observed) > MOST:
+        observed = [run / "observed" / f"round-{result.observations.rounds()[-1]}.safetensors"]
+    for path in observed:
+        (kept / "observed").mkdir(exist_ok=True)
+        shutil.copyfile(path, kept / "observed" / path.name)
 
 
 def rounds_that_count(result: RunResult) -> set[int]:

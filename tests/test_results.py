@@ -29,9 +29,16 @@ def test_kept_records_give_the_same_result(tmp_path: Path) -> None:
     assert kept.value == result.value
     assert kept.rounds == result.rounds
     assert kept.counted == result.counted
+    assert kept.observations.rounds() == [1, 2, 3]
     assert set(kept.observed(3)) == set(result.observed(3))
-    assert not kept.observed(2)
     assert not list(keep_runs(tmp_path / "all", tmp_path / "kept"))  # nothing is copied twice
+
+
+def test_of_large_diagnostics_the_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ft.run("pgfed", out=tmp_path / "all" / "run", **SMALL)
+    monkeypatch.setattr("results.keeping.MOST", 100)
+    list(keep_runs(tmp_path / "all", tmp_path / "kept"))
+    assert ft.load(tmp_path / "kept" / "run").observations.rounds() == [3]
 
 
 def test_clients_are_kept_in_rounds_that_count_alone(tmp_path: Path) -> None:
