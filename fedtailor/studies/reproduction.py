@@ -196,7 +196,9 @@ class Reproduction:
         if evaluation.clients == "new" and evaluation.fine_tune:
             kept = [fine_tuning_curve(path / "fine-tuning.json", run) for _, run in runs if (path := run.path)]
             return {"curve": _mean_curve(kept)}
-        return {"alpha": alpha_over_rounds(runs[0][1]) if runs else []} if self.preset.measure == "pairs" else {}
+        if self.preset.measure == "pairs" and runs:
+            return {"alpha": alpha_over_rounds(runs[0][1])}
+        return {}
 
     def write(self, outcome: Plain) -> Path:
         """Write the outcome beside the runs, as Markdown and JSON; return the files' common stem."""
