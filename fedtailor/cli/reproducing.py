@@ -45,7 +45,7 @@ def presets(
 
 
 def _columns(preset: "Preset") -> str:
-    whole = preset.domains or preset.measure == "correlation" or len(preset.columns) == 1
+    whole = preset.one_run or len(preset.columns) == 1
     return "" if whole else ", ".join(preset.columns)
 
 
@@ -57,6 +57,7 @@ def _plain(preset: "Preset") -> dict[str, Any]:
 
 def _show(preset: "Preset") -> None:
     """Print a preset with its settings and the paper's numbers."""
+    from fedtailor.studies.outcome import speedup_text
     from fedtailor.toml import write_toml
 
     table = plain_table(f"{preset.name}: {preset.title}")
@@ -65,9 +66,12 @@ def _show(preset: "Preset") -> None:
         table.add_column(column, justify="right")
     for row in preset.rows:
         title = row.title + (" (missing)" if row.missing else "")
-        table.add_row(title, *(number or "–" for number in row.theirs))
+        printed = zip(preset.columns, row.theirs, strict=True)
+        cells = [f"{text or '–'}{speedup_text(preset.paper_speedup(row, column))}" for column, text in printed]
+        table.add_row(title, *_narrow(cells, 5))
     out.print(table)
-    _print_notes(preset.paper, preset.notes, preset.claim)
+    claim = f"The paper: {preset.claim}" if preset.claim else ""
+    _print_notes(preset.paper, [text for text in (preset.not_in_paper, *preset.notes, claim) if text])
     out.print("\nSettings:", style="bold")
     out.print(write_toml(preset.settings), highlight=False)
     for column, settings in preset.columns.items():
@@ -78,9 +82,14 @@ def _show(preset: "Preset") -> None:
             out.print(f"{row.name}: {row.settings}", highlight=False)
 
 
-def _print_notes(paper: str, notes: tuple[str, ...] | list[str], claim: str) -> None:
+def _narrow(cells: list[str], many: int) -> list[str]:
+    """Leave out the spaces around ± where there are `many` cells, so that a line fits 80 columns."""
+    return [cell.replace(" ± ", "±") for cell in cells] if len(cells) >= many else cells
+
+
+def _print_notes(paper: str, notes: list[str]) -> None:
     out.print(f"{paper}.", highlight=False)
-    for note in (*notes, *([f"The paper: {claim}"] if claim else [])):
+    for note in notes:
         out.print(f"- {note}", highlight=False)
 
 
@@ -118,6 +127,7 @@ def reproduce(
     fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
     """
     from fedtailor.presets import find_preset
+    from fedtailor.reporting.reproduced import draw_outcome
     from fedtailor.studies.reproduction import Reproduction
 
     preset = find_preset(name)
@@ -134,7 +144,9 @@ def reproduce(
         err.print(f"Interrupted. Continue with the same command: fedtailor reproduce {name} …", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     _print_outcome(outcome)
-    out.print(f"Recorded in {work.write(outcome)}.md and .json", highlight=False, soft_wrap=True)
+    stem = work.write(outcome)
+    drawn = "".join(f", {path.suffix}" for path in draw_outcome(outcome, stem))
+    out.print(f"Recorded in {stem}.md, .json{drawn}", highlight=False, soft_wrap=True)
 
 
 def _announce(work: "Reproduction") -> dict[Path, Any]:
@@ -178,7 +190,7 @@ def _difference(experiment: Any) -> str:
 
 
 def _print_outcome(outcome: "Plain") -> None:
-    from fedtailor.studies.reproduction import ours_text, shortened
+    from fedtailor.studies.outcome import further_tables, last_round, ours_text, paper_text, remarks, shortened
 
     table = plain_table(f"{outcome['preset']}: {outcome['title']}")
     table.add_column("method", style="bold", no_wrap=True)
@@ -187,9 +199,19 @@ def _print_outcome(outcome: "Plain") -> None:
         table.add_column(f"{column}\nours", justify="right", style="green")
         table.add_column("\npaper", justify="right")
     for row in outcome["rows"]:
-        pairs = [(ours_text(outcome, row, cell), cell["paper"] or "–") for cell in row["cells"]]
-        table.add_row(row["title"], *(text for pair in pairs for text in pair))
+        pairs = [(ours_text(outcome, row, cell), paper_text(cell)) for cell in row["cells"]]
+        table.add_row(row["title"], *_narrow([text for pair in pairs for text in pair], 6))
     out.print(table)
+    last = last_round(outcome)
+    for further in (*([last] if last else []), *further_tables(outcome)):
+        out.print(further.title, style="table.title", highlight=False)  # as a table's title it would be as narrow
+        table = plain_table("")
+        table.title = None
+        for place, name in enumerate(further.head):
+            table.add_column(name, justify="right" if place else "left", style="" if place else "bold")
+        for line in further.rows:
+            table.add_row(*line)
+        out.print(table)
     if text := shortened(outcome):
         out.print(text, style="yellow", highlight=False)
-    _print_notes(outcome["paper"], outcome["notes"], outcome["claim"])
+    _print_notes(outcome["paper"], remarks(outcome))

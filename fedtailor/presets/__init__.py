@@ -6,7 +6,7 @@ the same run share it.
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -28,6 +28,7 @@ class Row:
     method: str
     settings: Settings
     theirs: tuple[str, ...]  # the paper's numbers, one a column, as it prints them; "" where it prints none
+    added: bool = False  # not in the paper's table or figure
 
     @property
     def missing(self) -> bool:
@@ -50,6 +51,23 @@ class Preset:
     claim: str = ""  # the paper's own conclusion from a figure whose numbers it does not print
     target: float | None = None
     domains: bool = False  # the columns are groups of clients, and the last one all of them
+    slowest: dict[str, float] = field(default_factory=dict)  # most rounds of any method in the paper, by column
+
+    @property
+    def one_run(self) -> bool:
+        """True if all columns are numbers of the same run."""
+        return self.domains or self.measure in ("correlation", "pairs")
+
+    @property
+    def not_in_paper(self) -> str:
+        """Name the rows that the paper's table or figure does not have; "" if there are none."""
+        titles = [row.title for row in self.rows if row.added]
+        return f"Not in the paper's table or figure: {'; '.join(titles)}." if titles else ""
+
+    def paper_speedup(self, row: Row, column: str) -> float | None:
+        """Divide the rounds of the paper's slowest method by those of this one; None where it prints no rounds."""
+        printed = row.theirs[list(self.columns).index(column)]
+        return self.slowest[column] / float(printed) if printed and column in self.slowest else None
 
     def experiment(self, row: Row, column: str, changes: Settings | None = None) -> Experiment:
         """Make the experiment of one cell."""
@@ -86,7 +104,7 @@ def find_preset(name: str) -> Preset:
     columns = {f"{preset.name}-{column}": (preset, column) for preset in known.values() for column in preset.columns}
     if name in columns:
         preset, column = columns[name]
-        if preset.domains or preset.measure == "correlation":
+        if preset.one_run:
             raise FedtailorError(f"The columns of {preset.name} are one run: reproduce it as a whole.")
         return preset.of_column(column)
     raise unknown("preset", name, [*known, *columns])
@@ -110,11 +128,21 @@ def _of_paper(paper: str) -> Iterator[Preset]:
             claim=table.get("claim", ""),
             target=table.get("target"),
             domains=table.get("domains", False),
+            slowest=_slowest(table),
         )
+
+
+def _slowest(table: Settings) -> dict[str, float]:
+    """Find the most rounds of any method in each column of a table that counts rounds."""
+    if table["measure"] != "rounds":
+        return {}
+    columns = zip(*(numbers for numbers in table["numbers"].values() if numbers), strict=True)
+    return {name: max(map(float, numbers)) for name, numbers in zip(table["columns"], columns, strict=True)}
 
 
 def _row(name: str, numbers: list[str], content: Settings, table: Settings) -> Row:
     """Make a row from the settings that the file and the table have for it."""
     own = merged(content.get("rows", {}).get(name, {}), table.get("rows", {}).get(name, {}))
     title, method = own.pop("title", name), own.pop("method", EXPLICIT.get(name, name))
-    return Row(name, title, method, own, tuple(numbers) or ("",) * len(table["columns"]))
+    added = name in table.get("added", ()) or (not numbers and any(table["numbers"].values()))
+    return Row(name, title, method, own, tuple(numbers) or ("",) * len(table["columns"]), added)

@@ -189,12 +189,13 @@ class Site:
     def _adapt(self, client: Client, message: Message) -> Reply:
         """Fine-tune a new client's model, and a freshly initialised one as baseline. Reply with the metrics of both
         before training and after every epoch, and the adapted model."""
-        paths = [self._path(start) for start in (self.terms.method.personal_model(client, message), self.terms.initial)]
+        starts = (self.terms.method.personal_model(client, message), self.terms.initial)
+        paths = [self.fine_tuning_path(start) for start in starts]
         measured = [self.measure(theta) for path in paths for theta in path]
         return Reply((self.number,), {"theta": paths[0][-1]}, measured=measured)
 
-    def _path(self, theta: Tensor) -> list[Tensor]:
-        """A model before and after each epoch of fine-tuning."""
+    def fine_tuning_path(self, theta: Tensor) -> list[Tensor]:
+        """Return a model before and after each epoch of fine-tuning."""
         client, path = self.client(0, {}), [theta]
         in_epoch = step_count(client.n_samples, replace(self.terms.optimizer, epochs=1, steps=None))
         steps = count(1)

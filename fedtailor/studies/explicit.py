@@ -5,16 +5,24 @@ f_i + μ/(N−1) Σ_j f_j with every other client's true risk: O(N²) messages a
 """
 
 import multiprocessing
+import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedtailor.data import FederatedData
+from fedtailor.files import read_sealed, seal, write_atomically
 from fedtailor.local.descent import mean_gradient
 from fedtailor.local.inputs import Inputs
 from fedtailor.local.streams import torch_stream
 from fedtailor.preparing import Prepared
+from fedtailor.server.records import Record
 from fedtailor.site.site import Site
 
 STEPS, RATE, MU = 6, 0.05, 1.0
@@ -23,37 +31,60 @@ SAMPLES = 50  # of every other client, drawn anew for each step
 _work: tuple[Prepared, Tensor, bool]  # of a worker process
 
 
-def gains(prepared: Prepared, theta: Tensor, explicit: bool, workers: int) -> Iterator[float]:
-    """Yield each client's gain in test accuracy by its steps from `theta`."""
+@dataclass(kw_only=True)
+class Steps(Record):
+    """The numbers of one line of Figure 2."""
+
+    gains: Annotated[list[float], Field(min_length=1)]  # of each client: test accuracy after the last step − before
+    accuracy: list[float] = field(default_factory=list)  # before and after each step, mean over clients
+
+
+def kept_steps(file: Path) -> Steps | None:
+    """Read the numbers from a file; None if it is not there, or an older version kept the gains alone."""
+    found = read_sealed(file, Steps.from_json) if file.is_file() else None
+    return found if found and found.accuracy else None
+
+
+def keep_steps(file: Path, prepared: Prepared, theta: Tensor, explicit: bool, workers: int) -> Steps:
+    """Compute the numbers, and keep them in a file."""
+    paths = [path for path in accuracies(prepared, theta, explicit, workers) if path]
+    means = [fmean(path[step] for path in paths) for step in range(STEPS + 1)]
+    write_atomically(file, seal({"gains": [path[-1] - path[0] for path in paths], "accuracy": means}))
+    return read_sealed(file, Steps.from_json)
+
+
+def accuracies(prepared: Prepared, theta: Tensor, explicit: bool, workers: int) -> Iterator[list[float]]:
+    """Yield each client's test accuracy before and after each of its steps from `theta`; [] without test samples."""
     # Forked workers have what they are started with in memory. As an argument of each task it would be pickled.
     with multiprocessing.get_context("fork").Pool(workers, _begin, (prepared, theta, explicit)) as pool:
-        yield from pool.imap(_gain, range(prepared.data.n_clients))
+        yield from pool.imap(_accuracies, range(prepared.data.n_clients))
 
 
 def _begin(prepared: Prepared, theta: Tensor, explicit: bool) -> None:
     global _work
     _work = (prepared, theta, explicit)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its workers so; a command's handler would complain
     torch.set_num_threads(1)
 
 
-def _gain(client: int) -> float:
+def _accuracies(client: int) -> list[float]:
     prepared, theta, explicit = _work
     site = Site(client, prepared.data.client(client), prepared.terms)
-    after = personalize(prepared, theta, explicit, client)
-    first, last = (site.measure(vector)["test"].accuracy for vector in (theta, after))
-    return 0.0 if first is None or last is None else last - first
+    found = [site.measure(vector)["test"].accuracy for vector in personalize(prepared, theta, explicit, client)]
+    return [accuracy for accuracy in found if accuracy is not None]
 
 
-def personalize(prepared: Prepared, theta: Tensor, explicit: bool, client: int) -> Tensor:
-    """Return a client's model after its steps (Eq. 4, or plain descent)."""
+def personalize(prepared: Prepared, theta: Tensor, explicit: bool, client: int) -> Iterator[Tensor]:
+    """Yield a client's model before and after each of its steps (Eq. 4, or plain descent)."""
     network, loss, data = prepared.network, prepared.terms.loss, prepared.data
     stream = torch_stream(prepared.terms.seed, "explicit", client)
+    yield theta
     for _ in range(STEPS):
         gradient = mean_gradient(network, theta, *data.train(client), loss)[1]
         if explicit and data.n_clients > 1:
             gradient += MU * mean_gradient(network, theta, *_others(data, client, stream), loss)[1]
         theta = theta - RATE * gradient
-    return theta
+        yield theta
 
 
 def _others(data: FederatedData, client: int, stream: torch.Generator) -> tuple[Inputs, Tensor]:

@@ -4,16 +4,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Annotated
-
-from pydantic import Field
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment
-from fedtailor.files import read_sealed, seal, write_atomically
+from fedtailor.files import write_atomically
 from fedtailor.local.client import Client
 from fedtailor.local.isolation import isolated
 from fedtailor.local.network import Network
@@ -22,11 +20,14 @@ from fedtailor.presets import Preset, Row, Settings
 from fedtailor.result import RunResult
 from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.record import plain
-from fedtailor.server.records import Plain, Record, RoundRecord
+from fedtailor.server.records import Plain, RoundRecord
 from fedtailor.simulation import Simulation
 from fedtailor.site.site import Site
-from fedtailor.studies.explicit import gains
+from fedtailor.studies.branches import alpha_over_rounds, shared_branches
+from fedtailor.studies.explicit import Steps, keep_steps, kept_steps
+from fedtailor.studies.fine_tuning import fine_tuning_curve
 from fedtailor.studies.measures import individual_gains, samples_per_second
+from fedtailor.studies.outcome import add_histogram, add_speedups, markdown
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.transport import cores
 
@@ -40,13 +41,6 @@ class Cost:
 
     samples: float
     seconds: float
-
-
-@dataclass(kw_only=True)
-class Gains(Record):
-    """Each client's gain in test accuracy by the steps of Figure 2."""
-
-    gains: Annotated[list[float], Field(min_length=1)]
 
 
 class Reproduction:
@@ -114,9 +108,12 @@ class Reproduction:
 
     # --- the numbers ---
 
-    def ours(self, row: Row, column: str) -> Value | None:
-        """Compute the number of one cell and its spread: over seeds, or over clients where the paper's is."""
-        values = [self._value(row, column, seed) for seed in range(self.seeds)]
+    def ours(self, row: Row, column: str, last: bool = False) -> Value | None:
+        """Compute the number of one cell and its spread: over seeds, or over clients where the paper's is.
+
+        It is that of the round that counts, or of the `last` one.
+        """
+        values = [self._value(row, column, seed, last) for seed in range(self.seeds)]
         found = [value for value in values if value is not None]
         if not found:
             return None
@@ -124,10 +121,10 @@ class Reproduction:
             return fmean(v for v, _ in found), fmean(s for _, s in found if s is not None)
         return fmean(v for v, _ in found), pstdev(v for v, _ in found) if len(found) > 1 else None
 
-    def _value(self, row: Row, column: str, seed: int) -> Value | None:
+    def _value(self, row: Row, column: str, seed: int, last: bool) -> Value | None:
         """Compute the number of one cell from one seed's run; a spread is over its clients."""
         experiment = self.experiment(row, column, seed)
-        result = done(self.path(experiment), self.enough)
+        result = self._done(experiment, last)
         if result is None:
             return None
         measure = self.preset.measure
@@ -135,7 +132,7 @@ class Reproduction:
             reached = next((record.round for record in result.rounds if self.enough(record)), None)
             return None if reached is None else (float(reached), None)
         if measure == "gain":
-            base = done(self.path(self._local(column, seed)))
+            base = self._done(self._local(column, seed), last)
             gained = None if base is None else [100 * gain for gain in individual_gains(result, base).values()]
             return None if not gained else (fmean(gained), pstdev(gained))
         if measure == "throughput":
@@ -147,7 +144,11 @@ class Reproduction:
             pair = result.observed(result.rounds[-1].round).get("correlation")
             return None if pair is None else (float(pair[list(self.preset.columns).index(column)]), None)
         if measure == "explicit":
-            return self._explicit(row, experiment, result)
+            return 100 * fmean(self._steps(row, experiment, result).gains), None
+        if measure == "pairs":
+            alpha = result.observed(result.rounds[-1].round).get("alpha")
+            place = list(self.preset.columns).index(column)
+            return None if alpha is None else (float(shared_branches(alpha)[place]), None)
         if measure == "train_loss":
             chosen = result.chosen()
             return None if chosen is None or chosen.train_loss is None else (chosen.train_loss, None)
@@ -156,16 +157,48 @@ class Reproduction:
             return 100 * fmean(a for a in members if a is not None), None
         return None if result.accuracy is None else (100 * result.accuracy, None)
 
-    def _explicit(self, row: Row, experiment: Experiment, result: RunResult) -> Value:
-        """Compute Figure 2's number once, and keep it beside the run that it begins with."""
+    def _done(self, experiment: Experiment, last: bool = False) -> RunResult | None:
+        """Load the result of a finished run; its result may be made that of the `last` round, whatever rule it has."""
+        result = done(self.path(experiment), self.enough)
+        if result is None or not last:
+            return result
+        result, evaluation = copy(result), experiment.evaluation.model_copy(update={"choose": "last"})
+        result.experiment = result.experiment.model_copy(update={"evaluation": evaluation})
+        return result
+
+    def _flattered(self, row: Row, column: str) -> bool:
+        """Find out whether the round that counts is the best one by test accuracy."""
+        best = self.preset.experiment(row, column).evaluation.choose == "best-test"
+        return best and self.preset.measure in ("accuracy", "gain")
+
+    def _steps(self, row: Row, experiment: Experiment, result: RunResult) -> Steps:
+        """Compute Figure 2's numbers once, and keep them beside the run that they begin with."""
         assert result.path is not None
-        kept = result.path / f"{row.name}.json"
-        if not kept.is_file():
-            with isolated():
-                prepared, theta = self._prepared.prepare(experiment), result.server_state["theta"]
-                found = list(gains(prepared, theta, row.name == "explicit", _workers(experiment)))
-            write_atomically(kept, seal({"gains": found}))
-        return 100 * fmean(read_sealed(kept, Gains.from_json).gains), None
+        file = result.path / f"{row.name}.json"
+        if (kept := kept_steps(file)) is not None:
+            return kept
+        with isolated():
+            prepared, theta = self._prepared.prepare(experiment), result.server_state["theta"]
+            return keep_steps(file, prepared, theta, row.name == "explicit", _workers(experiment))
+
+    def _details(self, row: Row) -> Plain:
+        """Collect what a figure shows of a row beside its number: a curve, the clients' gains, α over rounds."""
+        if row.missing:
+            return {}
+        column = next(iter(self.preset.columns))
+        wanted = [self.experiment(row, column, seed) for seed in range(self.seeds)]
+        runs = [(experiment, result) for experiment in wanted if (result := self._done(experiment)) is not None]
+        evaluation = wanted[0].evaluation
+        if self.preset.measure == "explicit":
+            steps = [self._steps(row, *run) for run in runs]
+            gains = [100 * gain for found in steps for gain in found.gains]
+            return {"curve": _mean_curve([found.accuracy for found in steps]), "gains": gains}
+        if evaluation.clients == "new" and evaluation.fine_tune:
+            kept = [fine_tuning_curve(path / "fine-tuning.json", run) for _, run in runs if (path := run.path)]
+            return {"curve": _mean_curve(kept)}
+        if self.preset.measure == "pairs" and runs:
+            return {"alpha": alpha_over_rounds(runs[0][1])}
+        return {}
 
     def write(self, outcome: Plain) -> Path:
         """Write the outcome beside the runs, as Markdown and JSON; return the files' common stem."""
@@ -181,12 +214,15 @@ class Reproduction:
             cells = []
             for place, column in enumerate(self.preset.columns):
                 ours = None if row.missing else self.ours(row, column)
-                cells.append(
-                    {"column": column, "paper": row.theirs[place], "ours": ours[0] if ours else None,
-                     "spread": ours[1] if ours else None}
-                )  # fmt: skip
-            rows.append({"row": row.name, "title": row.title, "missing": row.missing, "cells": cells})
-        return {
+                cell = {"column": column, "paper": row.theirs[place], "ours": ours[0] if ours else None,
+                        "spread": ours[1] if ours else None}  # fmt: skip
+                if not row.missing and self._flattered(row, column):
+                    last = self.ours(row, column, last=True)
+                    cell["last"] = last[0] if last else None
+                cells.append(cell)
+            about = {"row": row.name, "title": row.title, "missing": row.missing, "in_paper": not row.added}
+            rows.append({**about, "cells": cells, **self._details(row)})
+        outcome = {
             "preset": self.preset.name,
             "title": self.preset.title,
             "paper": self.preset.paper,
@@ -196,8 +232,18 @@ class Reproduction:
             "seeds": self.seeds,
             "claim": self.preset.claim,
             "notes": list(self.preset.notes),
+            "not_in_paper": self.preset.not_in_paper,
             "rows": rows,
         }
+        if self.preset.measure == "rounds":
+            add_speedups(outcome, self.preset)
+        add_histogram(outcome)
+        return outcome
+
+
+def _mean_curve(curves: list[list[float]]) -> list[float]:
+    """Average curves of seeds, in %."""
+    return [100 * fmean(values) for values in zip(*curves, strict=True)]
 
 
 def run_cost(experiment: Experiment, prepared: Prepared) -> Cost:
@@ -254,37 +300,3 @@ def counted_samples(network: Network) -> Iterator[list[int]]:
         yield passed
     finally:
         hook.remove()
-
-
-def markdown(outcome: Plain) -> str:
-    """Write the table as Markdown, with the paper's notes on how to read it."""
-    columns = [cell["column"] for cell in outcome["rows"][0]["cells"]]
-    head = ["method", *(f"{column}, {whose}" for column in columns for whose in ("ours", "paper"))]
-    lines = [f"# {outcome['preset']}", "", outcome["title"], "", f"{outcome['paper']}.", ""]
-    if text := shortened(outcome):
-        lines += [f"**{text}**", ""]
-    lines += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    for row in outcome["rows"]:
-        cells = [text for cell in row["cells"] for text in (ours_text(outcome, row, cell), cell["paper"] or "–")]
-        lines.append("| " + " | ".join([row["title"], *cells]) + " |")
-    notes = [*outcome["notes"], *([f"The paper: {outcome['claim']}"] if outcome["claim"] else [])]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
-
-
-def shortened(outcome: Plain) -> str:
-    """Warn of an outcome with fewer rounds than the paper's; "" if it has all of them."""
-    asked, full = outcome["rounds"], outcome["full_rounds"]
-    return (
-        "" if asked >= full else f"Shortened: {asked} of {full} rounds. The numbers cannot be compared as they stand."
-    )
-
-
-def ours_text(outcome: Plain, row: Plain, cell: Plain) -> str:
-    """Format our number of one cell."""
-    if row["missing"]:
-        return "missing"
-    if cell["ours"] is None:
-        return f"> {outcome['rounds']}" if outcome["measure"] == "rounds" else "–"
-    digits = 0 if outcome["measure"] == "rounds" and outcome["seeds"] == 1 else 2
-    spread = "" if cell["spread"] is None else f" ± {cell['spread']:.2f}"
-    return f"{cell['ours']:.{digits}f}{spread}"

@@ -1,12 +1,16 @@
 """`fedtailor presets` and `fedtailor reproduce`, on a small file in Fashion-MNIST's format."""
 
 import json
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedtailor.cli import display
+from fedtailor.presets import find_preset, presets
 from tests.cli.calling import Call, done, refusal
 from tests.data.files import write_idx
 
@@ -37,6 +41,24 @@ def test_presets_are_listed_and_shown(call: Call) -> None:
     assert {"pgfed/figure2", "pfedmb/table1", "fedacs/table1", "pflego/figure6"} <= names
 
 
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_fits_a_terminal_of_80_columns(name: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number is broken in two."""
+    monkeypatch.setattr(display.out, "width", 80)
+    shown = done(call("presets", name)).split("Settings:")[0].replace("±", " ± ").replace("  ", " ").splitlines()
+    preset = find_preset(name)
+    assert max(map(len, done(call("presets", name)).splitlines())) <= 80
+    for row in preset.rows:
+        title, numbers = row.title, [number for number in row.theirs if number]
+        assert any(title in line and all(" ".join(number.split()) in " ".join(line.split()) for number in numbers)
+                   for line in shown), title  # fmt: skip
+
+
+def test_speedups_and_rows_that_are_not_in_the_paper_are_shown(call: Call) -> None:
+    assert "31 (1.0×)  47 (1.0×)  63 (1.0×)" in done(call("presets", "pgfed/table2"))
+    assert "Not in the paper's table or figure: fedavg, fine-tuned" in done(call("presets", "fedacs/figure1a-cifar10"))
+
+
 def test_reproduce_says_its_cost_then_prints_ours_beside_theirs(fashion: Call) -> None:
     told = done(fashion("reproduce", HIGH, "--rounds", 2, "--cost"))
     assert "3 runs of 2 rounds. To be trained on: " in told
@@ -59,3 +81,27 @@ def test_mistakes_are_refused(call: Call) -> None:
     assert "did you mean 'pgfedmo'" in refusal(call, "reproduce", "pgfed/table2", "--only", "pgfedm0")
     assert "fashion-mnist" in refusal(call, "reproduce", HIGH, "--rounds", 2)  # the data are not there
     assert "OfficeHome" in refusal(call, "reproduce", "pgfed/office-home", "--only", "local")
+
+
+def test_tables_beside_the_main_one_are_printed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a preset on small data: both curves of Figure 4, the figure's files, and the last round of a table."""
+    small = {"data": "digits", "model": "mlp:8", "rounds": 2, "max_train": 20, "engine": "in-process"}
+    evaluation = {"model": "global", "clients": "new", "fine_tune": 2, "every": 2, "choose": "last"}
+    figure = find_preset("pgfed/figure4-cifar10").of_rows(["local", "fedavg"])
+    figure = replace(figure, settings={**small, "clients": 4, "new_clients": 2, "evaluation": evaluation})
+    table = find_preset("pgfed/table1-cifar10-25").of_rows(["fedper", "pgfed-mu0"])
+    table = replace(table, settings={**small, "evaluation": {"choose": "best-test"}}, columns={"25": {"clients": 4}})
+    monkeypatch.setattr("fedtailor.presets.find_preset", {"figure": figure, "table": table}.__getitem__)
+    printed = done(call("reproduce", "figure"))
+    assert "Mean test accuracy in % after each epoch" in printed
+    curve = json.loads(Path("reproductions/pgfed-figure4-cifar10.json").read_text())["rows"][1]["curve"]
+    assert len(curve) == 3
+    assert all(f"{value:.2f}" in printed for value in curve)
+    if find_spec("matplotlib"):
+        assert "Recorded in reproductions/pgfed-figure4-cifar10.md, .json, .png, .pdf, .svg" in printed
+        assert Path("reproductions/pgfed-figure4-cifar10.pdf").is_file()
+    printed = done(call("reproduce", "table"))
+    assert "Ours in the last round, not the best on test data" in printed
+    last = json.loads(Path("reproductions/pgfed-table1-cifar10-25.json").read_text())["rows"][0]["cells"][0]["last"]
+    assert f"{last:.2f}" in printed.partition("Ours in the last round")[2]
+    assert "Not in the paper's table or figure: pgfed, μ = 0." in printed

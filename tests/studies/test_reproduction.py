@@ -18,8 +18,9 @@ from fedtailor.preparing import Objects, Prepared, prepare
 from fedtailor.presets import Preset, Row, find_preset
 from fedtailor.server.records import RoundRecord
 from fedtailor.site.site import Site
-from fedtailor.studies.explicit import MU, RATE, STEPS, gains, personalize
-from fedtailor.studies.reproduction import Reproduction, counted_samples, markdown, run_cost
+from fedtailor.studies.explicit import MU, RATE, STEPS, accuracies, personalize
+from fedtailor.studies.outcome import markdown
+from fedtailor.studies.reproduction import Reproduction, counted_samples, run_cost
 from fedtailor.studies.runner import run_name
 
 SMALL: dict[str, Any] = {"data": "digits", "model": "mlp:16", "rounds": 3, "max_train": 30, "engine": "in-process"}
@@ -208,7 +209,8 @@ def test_explicit_steps_follow_the_others_risks() -> None:
             if explicit:
                 gradient = gradient + MU / 2 * (risk_gradient(expected, 1) + risk_gradient(expected, 2))
             expected = expected - RATE * gradient
-        assert torch.allclose(personalize(prepared, theta, explicit, 0), expected, rtol=0, atol=1e-12)
+        *_, last = personalize(prepared, theta, explicit, 0)
+        assert torch.allclose(last, expected, rtol=0, atol=1e-12)
 
 
 def test_figure_two_measures_both_gains(tmp_path: Path) -> None:
@@ -229,13 +231,13 @@ def test_figure_two_measures_both_gains(tmp_path: Path) -> None:
             expected = [gain_of(prepared, theta, explicit, client) for client in range(5)]
             assert any(expected)
             assert json.loads((path / f"{name}.json").read_text())["gains"] == expected
-            assert list(gains(prepared, theta, explicit, 1)) == expected  # whatever the number of workers
+            found = list(accuracies(prepared, theta, explicit, 1))
+            assert [path[-1] - path[0] for path in found] == expected  # whatever the number of workers
 
 
 def gain_of(prepared: Prepared, theta: torch.Tensor, explicit: bool, client: int) -> float:
     """A client's gain, computed in this process."""
     site = Site(client, prepared.data.client(client), prepared.terms)
-    before, after = (
-        accuracy_of(site.measure(vector)["test"]) for vector in (theta, personalize(prepared, theta, explicit, client))
-    )
+    *_, personal = personalize(prepared, theta, explicit, client)
+    before, after = (accuracy_of(site.measure(vector)["test"]) for vector in (theta, personal))
     return after - before
