@@ -17,7 +17,10 @@ from fedtailor.cli.display import (
     plain_table,
     progress_bars,
 )
-from fedtailor.cli.running import INTERRUPTED
+from fedtailor.cli.options import Assignments, parse_assignments
+from fedtailor.cli.running import INTERRUPTED, check_assignment
+from fedtailor.errors import FedtailorError
+from fedtailor.experiment import in_sections, merged
 
 if TYPE_CHECKING:
     from fedtailor.presets import Preset
@@ -111,6 +114,7 @@ def reproduce(
         str | None, typer.Option(help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False)
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]")] = None,
+    assignments: Assignments = None,
     to: Annotated[Path, typer.Option("--out", metavar="DIR", help="where its runs are kept")] = Path("reproductions"),
 ) -> None:
     """Reproduce a table or figure of a paper: our numbers beside theirs.
@@ -125,6 +129,8 @@ def reproduce(
     fedtailor reproduce pgfed/table2-25 --only pgfed --only fedper
 
     fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
+
+    fedtailor reproduce fedacs/table1-fmnist --set model=mlp --set lr=0.05
     """
     from fedtailor.presets import find_preset
     from fedtailor.reporting.reproduced import draw_outcome
@@ -132,7 +138,8 @@ def reproduce(
 
     preset = find_preset(name)
     given = {"rounds": rounds, "data": data, "data_dir": data_dir, "workers": workers}
-    changes = {setting: value for setting, value in given.items() if value is not None}
+    changes = _changes(preset, parse_assignments(assignments or []))
+    changes |= {setting: value for setting, value in given.items() if value is not None}
     work = Reproduction(preset.of_rows(only) if only else preset, to, seeds, changes)
     try:
         todo = _announce(work)
@@ -147,6 +154,25 @@ def reproduce(
     stem = work.write(outcome)
     drawn = "".join(f", {path.suffix}" for path in draw_outcome(outcome, stem))
     out.print(f"Recorded in {stem}.md, .json{drawn}", highlight=False, soft_wrap=True)
+
+
+def _changes(preset: "Preset", assigned: dict[str, Any]) -> dict[str, Any]:
+    """Put what --set names into its sections: a parameter goes to the rows whose method has it."""
+    from fedtailor.methods import method_class
+
+    methods = sorted({row.method for row in preset.rows if not row.missing})
+    known = {name for method in methods for name in method_class(method).model_fields}
+    changes: dict[str, Any] = {}
+    for name, value in assigned.items():
+        check_assignment(name, known, methods)
+        if name in ("method", "seed", "parameters"):
+            raise FedtailorError(f"A preset's {name} cannot be set: choose rows by --only, and seeds by --seeds.")
+        section, _, inner = name.rpartition(".")
+        if section or name in known:
+            changes = merged(changes, {section or "parameters": {inner: value}})
+        else:
+            changes = merged(changes, in_sections({name: value}))
+    return changes
 
 
 def _announce(work: "Reproduction") -> dict[Path, Any]:

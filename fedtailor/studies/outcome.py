@@ -121,11 +121,12 @@ def has_last(outcome: Plain) -> bool:
 
 
 def shortened(outcome: Plain) -> str:
-    """Warn of an outcome with fewer rounds than the paper's; "" if it has all of them."""
+    """Warn of an outcome with fewer rounds than the paper's, or with other settings; "" if it is the preset's own."""
     asked, full = outcome["rounds"], outcome["full_rounds"]
-    return (
-        "" if asked >= full else f"Shortened: {asked} of {full} rounds. The numbers cannot be compared as they stand."
-    )
+    said = [f"Shortened: {asked} of {full} rounds."] if asked < full else []
+    if changed := ", ".join(f"{name} = {value}" for name, value in outcome["changed"].items()):
+        said.append(f"Changed: {changed}.")
+    return " ".join([*said, "The numbers cannot be compared as they stand."]) if said else ""
 
 
 def ours_text(outcome: Plain, row: Plain, cell: Plain) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import Experiment
+from fedtailor.experiment import EXECUTION_ONLY, Experiment, flat
 from fedtailor.files import write_atomically
 from fedtailor.local.client import Client
 from fedtailor.local.isolation import isolated
@@ -230,6 +230,7 @@ class Reproduction:
             "rounds": self.rounds,
             "full_rounds": self.full_rounds,
             "seeds": self.seeds,
+            "changed": {name: value for name, value in flat(self.changes) if name not in {"rounds", *EXECUTION_ONLY}},
             "claim": self.preset.claim,
             "notes": list(self.preset.notes),
             "not_in_paper": self.preset.not_in_paper,

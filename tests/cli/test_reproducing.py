@@ -1,6 +1,7 @@
 """`fedtailor presets` and `fedtailor reproduce`, on a small file in Fashion-MNIST's format."""
 
 import json
+import tomllib
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,3 +106,25 @@ def test_tables_beside_the_main_one_are_printed(call: Call, monkeypatch: pytest.
     last = json.loads(Path("reproductions/pgfed-table1-cifar10-25.json").read_text())["rows"][0]["cells"][0]["last"]
     assert f"{last:.2f}" in printed.partition("Ours in the last round")[2]
     assert "Not in the paper's table or figure: pgfed, μ = 0." in printed
+
+
+def test_settings_over_a_preset_are_in_its_runs_and_said(fashion: Call, tmp_path: Path) -> None:
+    words = ["reproduce", HIGH, "--only", "pflego", "--rounds", "2", "--out", str(tmp_path / "out")]
+    shown = done(fashion(*words, "--set", "max_train=20", "--set", "inner_steps=3", "--set", "model=mlp:8"))
+    said = "Shortened: 2 of 200 rounds. Changed: max_train = 20, parameters.inner_steps = 3, model = mlp:8."
+    assert said in " ".join(shown.split())
+    (run,) = (tmp_path / "out" / "pflego").iterdir()
+    experiment = tomllib.loads((run / "experiment.toml").read_text())
+    assert experiment["max_train"] == 20
+    assert experiment["model"] == "mlp:8"
+    assert experiment["parameters"]["inner_steps"] == 3
+    assert experiment["parameters"]["head_lr"] == 0.007  # what is not set stays the preset's
+    assert json.loads((tmp_path / "out" / "pflego-table1-fmnist-high.json").read_text())["changed"]["max_train"] == 20
+
+
+@pytest.mark.parametrize(("assignment", "said"), [
+    ("inner_step=3", "did you mean 'inner_steps'"), ("seed=1", "seeds by --seeds"), ("lr", "name=value"),
+    ("max_train=-1", "max_train"),
+])  # fmt: skip
+def test_wrong_settings_over_a_preset(assignment: str, said: str, fashion: Call) -> None:
+    assert said in refusal(fashion, "reproduce", HIGH, "--only", "pflego", "--set", assignment)
