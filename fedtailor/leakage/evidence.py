@@ -166,8 +166,8 @@ def _body(
 
 @evidence.register
 def _(method: FedPer, observed: Observed) -> Evidence:
-    """A client without a state begins with the initial head, which the server knows."""
-    return _body(observed, known_head=observed.new)
+    """A client without a state begins with the initial head, which the server knows if it is the network's."""
+    return _body(observed, known_head=observed.new and method.head_start == "network")
 
 
 @evidence.register
@@ -175,7 +175,8 @@ def _(method: FedRep, observed: Observed) -> Evidence:
     settings = replace(
         observed.optimizer, epochs=method.body_epochs, steps=None, lr=min(observed.optimizer.lr, method.max_lr)
     )
-    return _body(observed, known_head=observed.new and not method.head_epochs, alone=True, settings=settings)
+    known = observed.new and not method.head_epochs and method.head_start == "network"
+    return _body(observed, known_head=known, alone=True, settings=settings)
 
 
 @evidence.register

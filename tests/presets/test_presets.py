@@ -43,7 +43,8 @@ def test_parameters_of_a_column_reach_the_methods_that_have_them() -> None:
     rows = {row.name: row for row in preset.rows}
     assert preset.experiment(rows["pflego"], "high").parameters["joint_lr"] == 0.001
     assert preset.experiment(rows["pflego"], "none").parameters["joint_lr"] == 0.003
-    assert preset.experiment(rows["fedper"], "high").parameters == {}
+    assert preset.experiment(rows["fedper"], "high").parameters == {"head_start": "uniform"}
+    assert preset.experiment(rows["fedavg"], "high").parameters == {}
     plain = next(row for row in ALL["pfedmb/table1"].rows if row.name == "pfedmb-plain")
     found = ALL["pfedmb/table1"].experiment(plain, "10").parameters
     assert found == {"alpha_weighted": False, "branches": 5, "per_layer": False}
@@ -71,6 +72,35 @@ def test_pgfeds_baselines_have_the_values_of_its_release(table: str) -> None:
         assert cells[name].parameters == values[name]
     for name, cell in cells.items():  # of pFedMe, the personal rate; of Per-FedAvg, β
         assert cell.lr == (0.01 if name == "pfedme" else 0.005)
+
+
+OF_PFLEGO = [name for name in ALL if name.startswith("pflego/")]
+
+
+@pytest.mark.parametrize("name", OF_PFLEGO)
+def test_pflegos_baselines_have_the_values_of_its_release(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        for column in preset.columns:
+            cell = preset.experiment(row, column)
+            assert cell.momentum == (0.9 if row.name == "fedbabu" else 0.0)
+            assert (cell.steps, cell.batch, cell.labels) == (50, "full", "own")
+            assert cell.lr == (0.001 if name == "pflego/figure6" else 0.007)
+            if row.name in ("pflego", "fedper", "fedrep"):
+                assert cell.parameters["head_start"] == "uniform"
+            if row.name == "fedrep":  # τ steps in all
+                assert cell.parameters["head_epochs"] + cell.parameters["body_epochs"] == 50
+                assert cell.parameters["released_weights"]
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PFLEGO if ALL[name].measure == "accuracy"])
+def test_pflegos_accuracy_is_that_of_the_participants_after_their_work(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        for column in preset.columns:
+            found = preset.experiment(row, column).evaluation
+            assert (found.model, found.clients, found.average) == ("local", "participants", "sample")
+            assert found.choose == "last-10"
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("fedacs/", "pfedmb/"))])
