@@ -86,11 +86,23 @@ def test_pflegos_baselines_have_the_values_of_its_release(name: str) -> None:
             assert cell.momentum == (0.9 if row.name == "fedbabu" else 0.0)
             assert (cell.steps, cell.batch, cell.labels) == (50, "full", "own")
             assert cell.lr == (0.001 if name == "pflego/figure6" else 0.007)
-            if row.name in ("pflego", "fedper", "fedrep"):
+            if row.name in ("pflego", "fedper", "fedrep", "fedrecon"):
                 assert cell.parameters["head_start"] == "uniform"
             if row.name == "fedrep":  # τ steps in all
                 assert cell.parameters["head_epochs"] + cell.parameters["body_epochs"] == 50
                 assert cell.parameters["released_weights"]
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PFLEGO if "fedrecon" in {row.name for row in ALL[name].rows}])
+def test_fedrecon_is_block_coordinate_descent_with_pflegos_steps_and_rates(name: str) -> None:
+    preset = ALL[name]
+    rows = {row.name: row for row in preset.rows}
+    for column in preset.columns:
+        mine, other = (preset.experiment(rows[row], column).parameters for row in ("fedrecon", "pflego"))
+        assert (mine["support"], mine["body_update"], mine["keep_head"]) == (1.0, "adam", True)
+        assert mine["reconstruction_epochs"] == other["inner_steps"]  # epochs are steps with full batches
+        assert mine["server_lr"] == other["joint_lr"]
+        assert name != "pflego/figure4" or mine["reconstruction_epochs"] == int(column)
 
 
 @pytest.mark.parametrize("name", [name for name in OF_PFLEGO if ALL[name].measure == "accuracy"])
