@@ -15,7 +15,7 @@ def test_the_named_ones_are_there() -> None:
     names = """pgfed/table1-cifar10-25 pgfed/table2 pgfed/figure2 pgfed/figure4-cifar10 pgfed/organamnist-25
     pgfed/office-home pgfed/throughput pfedmb/table1 pfedmb/table2-dirichlet-15 fedacs/table1-fmnist
     fedacs/figure1b-cifar10-500 pflego/table1-fmnist-high pflego/table1-fmnist-medium pflego/table1-fmnist-none
-    pflego/table2 pflego/figure4 pflego/figure6"""
+    pflego/table2 pflego/figure3-loss pflego/figure4 pflego/figure6"""
     for name in names.split():
         assert find_preset(name).name == name
 
@@ -113,6 +113,25 @@ def test_pflegos_accuracy_is_that_of_the_participants_after_their_work(name: str
             found = preset.experiment(row, column).evaluation
             assert (found.model, found.clients, found.average) == ("local", "participants", "sample")
             assert found.choose == "last-10"
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PFLEGO if ALL[name].settings["data"].startswith("omniglot")])
+def test_pflegos_omniglot_is_split_within_each_class(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        for column in preset.columns:
+            cell = preset.experiment(row, column)
+            assert (cell.stratify, cell.test, cell.validation, cell.split) == (True, 0.25, 0.0, "merge")
+
+
+@pytest.mark.parametrize("name", ["pflego/figure2", "pflego/figure3-loss", "pflego/figure6"])
+def test_pflegos_training_loss_is_that_of_all_clients_with_the_present_body(name: str) -> None:
+    preset = ALL[name]
+    assert preset.measure == "train_loss"
+    for row in preset.rows:
+        for column in preset.columns:
+            found = preset.experiment(row, column).evaluation
+            assert (found.model, found.clients, found.train, found.choose) == ("personal", "all", True, "last")
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("fedacs/", "pfedmb/"))])
