@@ -166,8 +166,8 @@ def _body(
 
 @evidence.register
 def _(method: FedPer, observed: Observed) -> Evidence:
-    """A client without a state begins with the initial head, which the server knows."""
-    return _body(observed, known_head=observed.new)
+    """A client without a state begins with the initial head, which the server knows if it is the network's."""
+    return _body(observed, known_head=observed.new and method.head_start == "network")
 
 
 @evidence.register
@@ -175,7 +175,8 @@ def _(method: FedRep, observed: Observed) -> Evidence:
     settings = replace(
         observed.optimizer, epochs=method.body_epochs, steps=None, lr=min(observed.optimizer.lr, method.max_lr)
     )
-    return _body(observed, known_head=observed.new and not method.head_epochs, alone=True, settings=settings)
+    known = observed.new and not method.head_epochs and method.head_start == "network"
+    return _body(observed, known_head=known, alone=True, settings=settings)
 
 
 @evidence.register
@@ -188,16 +189,23 @@ def _(method: FedBABU, observed: Observed) -> Evidence:
 def _(method: FedRecon, observed: Observed) -> Evidence:
     """The steps are on the query samples alone, whose number is uploaded."""
     queried = replace(observed, n_samples=int(observed.upload["n_query"].round().clamp(min=1)))
-    return _body(queried, known_head=False, alone=True)
+    if method.body_update == "descent":
+        return _body(queried, known_head=False, alone=True)
+    return _gradient(queried, known_head=False)
 
 
 @evidence.register
 def _(method: PFLEGO, observed: Observed) -> Evidence:
     """∇f_i of the body, at a head that the client has fitted for τ−1 steps."""
-    layout = observed.layout
     known = observed.new and method.inner_steps == 1 and method.head_start == "network"
-    words = "the body's gradient" if known else "the body's gradient under an unknown head"
-    unknown = None if known or layout.head.start == layout.head.stop else layout.head
+    return _gradient(observed, known)
+
+
+def _gradient(observed: Observed, known_head: bool) -> Evidence:
+    """The gradient of a body under a head that is known, or not."""
+    layout = observed.layout
+    words = "the body's gradient" if known_head else "the body's gradient under an unknown head"
+    unknown = None if known_head or layout.head.start == layout.head.stop else layout.head
     seen = observed.upload["gradient"]
     return Evidence(words, _joined(observed), seen, layout.body, unknown=unknown, training=False)
 

@@ -7,7 +7,7 @@ most methods a few lines.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from fedtailor.local.streams import seed_network, torch_seed, torch_stream
 from fedtailor.messages import State
 
 Data = tuple[Inputs, Tensor]  # inputs and targets
+HeadStart = Literal["network", "uniform"]
 
 
 class Settings(TypedDict, total=False):
@@ -138,6 +139,15 @@ class Client:
     def stream(self, purpose: str, every_round: bool = True) -> torch.Generator:
         """Return the client's random stream for a purpose: another one every round, or always the same."""
         return torch_stream(self.seed, purpose, self.round if every_round else 0, self.id)
+
+    def initial_head(self, start: HeadStart = "network") -> Tensor:
+        """Return the head that this client begins with: the network's initial one, the same for all clients, or one of
+        its own with all entries (biases too) uniform in [0, 1), the same in every round."""
+        head = self.initial[self.head]
+        if start == "network":
+            return head
+        stream = self.stream("head", every_round=False)
+        return torch.rand(len(head), generator=stream, dtype=head.dtype, device="cpu").to(head.device)
 
     def descend(
         self,

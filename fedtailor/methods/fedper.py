@@ -3,15 +3,17 @@
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fedtailor.local.client import HeadStart
 from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
 
 
 class FedPer(Method):
     """Body and head are trained together; the body is averaged, the head never leaves (Arivazhagan et al. 2019).
 
-    New clients: the shared body under the network's initial head. Limits: an empty head (`head=0`) is FedAvg; a head
+    New clients: the shared body under an initial head. Limits: an empty head (`head=0`) is FedAvg; a head
     that is the whole network is Local.
 
     Privacy: the head never leaves, and of whole clients needs no noise. Of single samples it has noise too: all of the
@@ -25,6 +27,10 @@ class FedPer(Method):
     personal_head: ClassVar[bool] = True
     uploads: ClassVar[Uploads] = {"body": Mean("samples")}
 
+    head_start: HeadStart = Field(
+        "network", description="a head's initial values: the network's, or uniform in [0, 1) as in PFLEGO's release"
+    )
+
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]
 
@@ -34,4 +40,6 @@ class FedPer(Method):
         return {"body": theta[client.body]}
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
-        return torch.cat([message["body"], client.state.get("head", client.initial[client.head])])
+        head = client.state.get("head")
+        head = client.initial_head(self.head_start) if head is None else head
+        return torch.cat([message["body"], head])

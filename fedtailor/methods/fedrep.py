@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtailor.local.client import HeadStart
 from fedtailor.method import Client, Mean, Message, Method, Search, Server, Uploads
 
 
@@ -45,6 +46,9 @@ class FedRep(Method):
     )
     refit: bool = Field(True, description="predict with a head fitted to the present body, as the release does")
     released_weights: bool = Field(False, description="weigh participants by their samples, as the release does")
+    head_start: HeadStart = Field(
+        "network", description="a head's initial values: the network's, or uniform in [0, 1) as in PFLEGO's release"
+    )
     search: ClassVar[Search] = {"lr": None, "max_lr": "0.001..0.1:log", "head_epochs": "1..10", "body_epochs": "1..5"}
 
     @property
@@ -67,7 +71,9 @@ class FedRep(Method):
 
     def _joined(self, client: Client, message: Message) -> Tensor:
         """Join the shared body and the client's last head."""
-        return torch.cat([message["body"], client.state.get("head", client.initial[client.head])])
+        head = client.state.get("head")
+        head = client.initial_head(self.head_start) if head is None else head
+        return torch.cat([message["body"], head])
 
     def _descend(self, client: Client, theta: Tensor, part: slice, epochs: int) -> Tensor:
         return client.descend(theta, part=part, epochs=epochs, steps=None, lr=min(client.optimizer.lr, self.max_lr))

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtailor.local.client import HeadStart
 from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
 from fedtailor.schedule import Schedule, value_at
 
@@ -49,7 +50,7 @@ class PFLEGO(Method):
         "sgd", description="the server's optimiser: Eq. 4, or the release's Adam"
     )
     released_weights: bool = Field(False, description="weigh by the participants' samples, as the release does")
-    head_start: Literal["network", "uniform"] = Field(
+    head_start: HeadStart = Field(
         "network", description="a head's initial values: the network's, or uniform in [0, 1) as in the release"
     )
     search: ClassVar[Search] = {"lr": None, "head_lr": "0.001..3:log", "joint_lr": "0.001..3:log"}
@@ -83,9 +84,5 @@ class PFLEGO(Method):
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         head = client.state.get("head")
-        if head is None:
-            head = client.initial[client.head]
-            if self.head_start == "uniform":
-                stream = client.stream("head", every_round=False)
-                head = torch.rand(len(head), generator=stream, dtype=head.dtype, device="cpu").to(head.device)
+        head = client.initial_head(self.head_start) if head is None else head
         return torch.cat([message["body"], head])

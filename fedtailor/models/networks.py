@@ -47,10 +47,14 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
 
 
 def pflego_cnn(shape: Shape, classes: int) -> nn.Module:
-    """PFLEGO's network for CIFAR-10: two convolutions of 64 maps, dense layers of 384 and 192."""
+    """PFLEGO's network for CIFAR-10: two convolutions of 64 maps, dense layers of 384 and 192.
+
+    Its pools halve an image, 32 to 16 to 8, as those of the release do: the last window of a row reaches over the edge
+    by one ("SAME" in TensorFlow, for an even size), where nothing counts. That is PyTorch's ceil_mode.
+    """
     convolutions = nn.Sequential(
-        *(nn.Conv2d(shape[0], 64, 5, padding="same"), nn.MaxPool2d(3, 2), nn.ReLU()),
-        *(nn.Conv2d(64, 64, 5, padding="same"), nn.MaxPool2d(3, 2), nn.ReLU()),
+        *(nn.Conv2d(shape[0], 64, 5, padding="same"), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 5, padding="same"), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU()),
         nn.Flatten(),
     )
     return _then_dense(convolutions, shape, 384, 192, classes)

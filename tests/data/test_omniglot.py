@@ -94,6 +94,18 @@ def test_rotations_of_a_drawing_stay_together(root: Path) -> None:
         assert not seen & fresh
 
 
+def test_stratified_every_character_has_three_quarters_of_its_drawings_for_training(root: Path) -> None:
+    """As PFLEGO's Omniglot is split: of each class, not of an alphabet as a whole; with all rotations of a drawing."""
+    data = load("omniglot:rotated", root)
+    of_seeds = [federate(data, partition="natural", test=0.25, validation=0, seed=seed) for seed in range(5)]
+    of_seeds += [federate(data, partition="natural", test=0.25, validation=0, labels="own")]
+    for split in of_seeds:
+        for client, characters in enumerate((3, 2, 2)):
+            (_, train), (_, test) = split.train(client), split.test(client)
+            assert train.unique(return_counts=True)[1].tolist() == [DRAWERS * 3] * characters
+            assert test.unique(return_counts=True)[1].tolist() == [DRAWERS] * characters
+
+
 def test_an_empty_half_is_refused(tmp_path: Path) -> None:
     for half in ALPHABETS:
         (tmp_path / "omniglot" / half).mkdir(parents=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.data import Dataset, federate, load
 from fedtailor.errors import FedtailorError
+from fedtailor.presets import find_preset
 
 
 @functools.cache
@@ -75,6 +76,18 @@ def test_organamnist() -> None:
     assert data.x.shape == (58_830, 1, 28, 28)
     assert parts(data) == [34_561, 6_491, 17_778]
     assert len(data.y.unique()) == len(data.classes) == 11
+
+
+def test_pflegos_omniglot_has_15_drawings_of_each_character_for_training_and_5_for_testing() -> None:
+    cell = find_preset("pflego/table2")
+    experiment = cell.experiment(cell.rows[0], "omniglot")
+    names = ("partition", "clients", "test", "validation", "split", "stratify", "seed")
+    split = federate(real(experiment.data), **{name: getattr(experiment, name) for name in names})
+    seen, fresh = (
+        torch.cat([part(client)[1] for client in range(50)]).bincount() for part in (split.train, split.test)
+    )
+    assert seen.tolist() == [15 * 4] * 1623
+    assert fresh.tolist() == [5 * 4] * 1623
 
 
 def test_omniglot() -> None:

@@ -87,6 +87,23 @@ def test_a_private_head_is_not_known(method: str) -> None:
     assert matching.squared(replace(guess, unknown=head)).item() < EXACT
 
 
+def test_fedrecons_gradient_is_under_a_head_that_is_not_known() -> None:
+    parameters = {"support": 1.0, "body_update": "adam", "keep_head": True}
+    matching, clue, guess, _, after = matched(
+        study("fedrecon", question=asked(), dtype="float64", parameters=parameters)
+    )
+    assert clue.unknown is not None
+    assert matching.squared(guess).item() > 1e-4
+    assert matching.squared(replace(guess, unknown=after["head"])).item() < EXACT
+
+
+@pytest.mark.parametrize(("method", "parameters"), [("fedper", {}), ("fedrep", {"head_epochs": 0})])
+def test_a_head_of_its_own_is_not_known_even_of_a_new_client(method: str, parameters: dict[str, Any]) -> None:
+    for start, known in (("network", True), ("uniform", False)):
+        made = study(method, question=asked(), dtype="float64", parameters={**parameters, "head_start": start})
+        assert (matched(made)[1].unknown is None) == known
+
+
 def _fitted_head(made: Study, before: State) -> Tensor:
     """PFLEGO's head at its joint gradient: 49 steps of logistic regression on the body's features."""
     seen, _, _ = observed(made)

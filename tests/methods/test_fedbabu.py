@@ -22,6 +22,7 @@ from tests.methods.parts import (
     state,
     unequal_clients,
 )
+from tests.methods.problems import OWN, own_label_clients, watched
 from tests.reference.fedbabu import fedbabu, trained
 
 PARTS = {"all": slice(0, 5), "head": slice(3, 5), "body": slice(0, 3)}
@@ -123,6 +124,27 @@ def test_an_orthogonal_head_has_orthogonal_rows_near_the_first_ones() -> None:
         close(stretch, stretch.T, 1e-6)
         assert torch.linalg.eigvalsh(stretch).min() > 0
         assert torch.equal(head[160:], first_head[160:])
+
+
+def test_with_labels_of_its_own_a_client_is_measured_with_its_trained_body_under_all_outputs() -> None:
+    """As in PFLEGO's release: one orthogonal head for all, with as many outputs as the largest client has classes, is
+    never trained; a local model is the body after the client's own steps, under that head."""
+    method, log = watched(CATALOGUE["fedbabu"], head_start="orthogonal", tuning_epochs=0)
+    how = {**OWN, "evaluation": {"model": "local", "clients": "participants", "train": True}}
+    result = ft.run(method, data=own_label_clients(), **how)
+    heads = [personal(result, client)[-45:] for client in range(3)]
+    weight, bias = heads[0][:40].view(5, 8), heads[0][40:]
+    close(weight @ weight.T, torch.eye(5), 1e-6)
+    assert torch.equal(bias, result.simulation.server.initial[-5:])
+    for client in range(3):
+        assert torch.equal(heads[client], heads[0])
+        up = log.up[result.rounds[-1].round, client]
+        assert up.keys() == {"body"}
+        for split in ("train", "test"):
+            x, y = getattr(result.data.client(client), split)
+            hidden = (x.flatten(1) @ up["body"][: 64 * 8].view(8, 64).T + up["body"][64 * 8 :]).relu()
+            expected = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, y).item()
+            assert result.clients[-1].results[client][split].loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_orthogonal_head_is_the_same_on_every_engine() -> None:

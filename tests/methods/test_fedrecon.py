@@ -11,7 +11,8 @@ from fedtailor.methods.fedrecon import FedRecon
 from tests.helpers import digits, quadratic_clients
 from tests.methods.parts import MOMENTUM, SMALL, absent, close, first, normed, personal, run_parts, server, state
 from tests.methods.problems import OWN, own_label_clients, watched
-from tests.reference.fedrecon import fedrecon, reconstructed
+from tests.reference.batches import stream
+from tests.reference.fedrecon import BlockDescent, fedrecon, reconstructed
 
 SIZES = [4, 7, 1, 6]
 
@@ -67,6 +68,68 @@ def test_follows_its_formula(server_lr: float) -> None:
     for client in range(4):
         everything = torch.arange(SIZES[client])
         close(personal(result, client), reconstructed(truth[client], body, start, everything, 4, 0.2, 0.5))
+
+
+@pytest.mark.parametrize(("update", "server_lr"), [("sgd", 0.3), ("adam", 0.05)])
+@pytest.mark.parametrize("head_start", ["network", "uniform"])
+def test_as_block_coordinate_descent(update: str, server_lr: float, head_start: str) -> None:
+    """Heads go on from round to round, on all samples; the body takes one step a round, at the server."""
+    data, truth = several()
+    result = run_parts(
+        "fedrecon",
+        data,
+        3,
+        2,
+        support=1.0,
+        reconstruction_epochs=4,
+        server_lr=server_lr,
+        body_update=update,
+        keep_head=True,
+        head_start=head_start,
+        steps=7,  # of a body's descent, which there is none of
+        rounds=6,
+        participation=2,
+        seed=11,
+    )
+    heads = [first(3, 2)[3:] for _ in SIZES]
+    if head_start == "uniform":
+        heads = [torch.rand(2, generator=stream(11, "head", 0, i), dtype=torch.float64) for i in range(4)]
+    slow = BlockDescent(truth, first(3, 2)[:3], heads, 4, 0.1, server_lr, adam=update == "adam")
+    calls = [client for record in result.rounds for client in record.participants]
+    assert any(calls.count(client) > 1 for client in (0, 1, 3))
+    for record in result.rounds:
+        slow.round(record.participants)
+    close(server(result, "body"), slow.body)
+    for client in set(calls):
+        close(state(result, client)["head"], slow.heads[client])
+        close(personal(result, client), torch.cat([slow.body, slow.heads[client]]))
+
+
+@pytest.mark.parametrize("update", ["sgd", "adam"])
+def test_block_coordinate_descent_sends_a_gradient_and_measures_the_body_that_was_sent(update: str) -> None:
+    """A local model is the one that the client has after its own work: no step of the body is the client's."""
+    method, log = watched(FedRecon, support=1.0, body_update=update, keep_head=True, server_lr=0.05)
+    how = {**SMALL, "evaluation": {"model": "local", "clients": "participants"}}
+    result = ft.run(method, **how)
+    assert all(record.bytes_up == 3 * 4 * (64 * 16 + 16 + 1) for record in result.rounds)
+    last = result.rounds[-1]
+    for client in last.participants:
+        body, head = log.down[last.round, client]["body"], state(result, client)["head"]
+        x, y = result.data.client(client).test
+        hidden = (x.flatten(1) @ body[: 64 * 16].view(16, 64).T + body[64 * 16 :]).relu()
+        scores = hidden @ head[:160].view(10, 16).T + head[160:]
+        assert result.clients[-1].results[client]["test"].loss == pytest.approx(
+            torch.nn.functional.cross_entropy(scores, y).item(), rel=1e-4
+        )
+        assert log.up[last.round, client].keys() == {"gradient", "n_query"}
+
+
+def test_a_kept_head_is_reconstructed_for_a_client_that_never_took_part() -> None:
+    kept, plain = (ft.run("fedrecon", **{**SMALL, "participation": 1, "rounds": 1}, keep_head=k) for k in (True, False))
+    assert torch.equal(server(kept, "body"), server(plain, "body"))
+    (called,) = kept.rounds[0].participants
+    for client in range(5):
+        assert torch.equal(personal(kept, client), personal(plain, client)) == (client != called)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.4, 1.5])

@@ -23,6 +23,7 @@ from tests.methods.parts import (
     unequal_clients,
 )
 from tests.methods.problems import OWN, own_label_clients
+from tests.reference.batches import stream
 from tests.reference.fedrep import fedrep, refitted
 
 
@@ -68,6 +69,30 @@ def test_follows_its_formula(released: bool, keep: bool, refit: bool, max_lr: fl
             expected = refitted(slope, client, expected, body=3, head_steps=3, lr=lr, momentum=0.5)
         close(personal(result, client), expected)
     assert refit == any((personal(result, i)[3:] - heads[i]).abs().max() > 1e-4 for i in participated)
+
+
+def test_uniform_heads_are_each_clients_own() -> None:
+    """Each client's first head is drawn once, in [0, 1); one that never took part has it fitted, as the others' are."""
+    data, centres, curvatures, samples = unequal_clients(4, 5)
+    how: dict[str, Any] = {"rounds": 2, "participation": 2, "seed": 5, "head_epochs": 3, "body_epochs": 2}
+    result = run_parts("fedrep", data, 3, 2, **how, released_weights=True, refit=False, head_start="uniform", max_lr=1)
+
+    def slope(i: int, theta: Tensor) -> Tensor:
+        return curvatures[i] @ (theta - centres[i])
+
+    heads = [torch.rand(2, generator=stream(5, "head", 0, i), dtype=torch.float64) for i in range(4)]
+    rounds = [record.participants for record in result.rounds]
+    sgd: dict[str, Any] = {"lr": 0.1, "momentum": 0.0}
+    body, ends = fedrep(
+        slope, rounds, samples, first(3, 2), body=3, head_steps=3, body_steps=2, keep_momentum=False, heads=heads, **sgd
+    )
+    close(server(result, "body"), body)
+    assert absent(result)
+    for client in range(4):
+        expected = torch.cat([body, ends[client]])
+        if client in absent(result):
+            expected = refitted(slope, client, expected, body=3, head_steps=3, **sgd)
+        close(personal(result, client), expected)
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM, {"model": normed()}])

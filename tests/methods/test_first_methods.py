@@ -11,6 +11,7 @@ import fedtailor as ft
 from fedtailor.methods import find_method
 from tests.helpers import assert_same, digits, final, quadratic_clients, run_quadratic
 from tests.methods.problems import Problem, close, on_a_network, on_both, who
+from tests.reference.batches import stream
 from tests.reference.ditto import SlowDitto
 from tests.reference.fedavg import SlowFedAvg
 from tests.reference.fedper import SlowFedPer
@@ -101,6 +102,17 @@ def test_a_slow_fedper_comes_to_the_same_vectors(settings: dict[str, Any]) -> No
     after_the_run(slow, result)
     close(server(result, "body"), slow.shared)
     for client in range(6):
+        close(result.personal_vector(client), slow.personal(client))
+
+
+def test_fedpers_uniform_heads_are_each_clients_own() -> None:
+    """Drawn once for each client, biases too; all else is as with the network's head."""
+    result, problem = on_a_network(find_method("fedper", {"head_start": "uniform"}))
+    heads = {i: torch.rand(10 * 6 + 10, generator=stream(29, "head", 0, i), dtype=torch.float64) for i in range(6)}
+    slow = SlowFedPer(problem, *steps(result), own=heads, body=6 * 64 + 6)
+    after_the_run(slow, result)
+    close(server(result, "body"), slow.shared)
+    for client in range(6):  # those who never took part, too
         close(result.personal_vector(client), slow.personal(client))
 
 

@@ -20,7 +20,7 @@ def test_the_named_ones_are_there() -> None:
     names = """pgfed/table1-cifar10-25 pgfed/table2 pgfed/figure2 pgfed/figure4-cifar10 pgfed/organamnist-25
     pgfed/office-home pgfed/throughput pfedmb/table1 pfedmb/figure3 pfedmb/table2-dirichlet-15 fedacs/table1-fmnist
     fedacs/figure1b-cifar10-500 pflego/table1-fmnist-high pflego/table1-fmnist-medium pflego/table1-fmnist-none
-    pflego/table2 pflego/figure4 pflego/figure6"""
+    pflego/table2 pflego/figure3-loss pflego/figure4 pflego/figure6"""
     for name in names.split():
         assert find_preset(name).name == name
 
@@ -48,7 +48,8 @@ def test_parameters_of_a_column_reach_the_methods_that_have_them() -> None:
     rows = {row.name: row for row in preset.rows}
     assert preset.experiment(rows["pflego"], "high").parameters["joint_lr"] == 0.001
     assert preset.experiment(rows["pflego"], "none").parameters["joint_lr"] == 0.003
-    assert preset.experiment(rows["fedper"], "high").parameters == {}
+    assert preset.experiment(rows["fedper"], "high").parameters == {"head_start": "uniform"}
+    assert preset.experiment(rows["fedavg"], "high").parameters == {}
     plain = next(row for row in ALL["pfedmb/table1"].rows if row.name == "pfedmb-plain")
     found = ALL["pfedmb/table1"].experiment(plain, "10").parameters
     assert found == {"alpha_weighted": False, "branches": 5, "per_layer": False}
@@ -77,6 +78,66 @@ def test_pgfeds_baselines_have_the_values_of_its_release(table: str) -> None:
         assert cells[name].parameters == values[name]
     for name, cell in cells.items():  # of pFedMe, the personal rate; of Per-FedAvg, β
         assert cell.lr == (0.01 if name == "pfedme" else 0.005)
+
+
+OF_PFLEGO = [name for name in ALL if name.startswith("pflego/")]
+
+
+@pytest.mark.parametrize("name", OF_PFLEGO)
+def test_pflegos_baselines_have_the_values_of_its_release(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        for column in preset.columns:
+            cell = preset.experiment(row, column)
+            assert cell.momentum == (0.9 if row.name == "fedbabu" else 0.0)
+            assert (cell.steps, cell.batch, cell.labels) == (50, "full", "own")
+            assert cell.lr == (0.001 if name == "pflego/figure6" else 0.007)
+            if row.name in ("pflego", "fedper", "fedrep", "fedrecon"):
+                assert cell.parameters["head_start"] == "uniform"
+            if row.name == "fedrep":  # τ steps in all
+                assert cell.parameters["head_epochs"] + cell.parameters["body_epochs"] == 50
+                assert cell.parameters["released_weights"]
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PFLEGO if "fedrecon" in {row.name for row in ALL[name].rows}])
+def test_fedrecon_is_block_coordinate_descent_with_pflegos_steps_and_rates(name: str) -> None:
+    preset = ALL[name]
+    rows = {row.name: row for row in preset.rows}
+    for column in preset.columns:
+        mine, other = (preset.experiment(rows[row], column).parameters for row in ("fedrecon", "pflego"))
+        assert (mine["support"], mine["body_update"], mine["keep_head"]) == (1.0, "adam", True)
+        assert mine["reconstruction_epochs"] == other["inner_steps"]  # epochs are steps with full batches
+        assert mine["server_lr"] == other["joint_lr"]
+        assert name != "pflego/figure4" or mine["reconstruction_epochs"] == int(column)
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PFLEGO if ALL[name].measure == "accuracy"])
+def test_pflegos_accuracy_is_that_of_the_participants_after_their_work(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        for column in preset.columns:
+            found = preset.experiment(row, column).evaluation
+            assert (found.model, found.clients, found.average) == ("local", "participants", "sample")
+            assert found.choose == "last-10"
+
+
+@pytest.mark.parametrize("name", [name for name in OF_PFLEGO if ALL[name].settings["data"].startswith("omniglot")])
+def test_pflegos_omniglot_is_split_within_each_class(name: str) -> None:
+    preset = ALL[name]
+    for row in preset.rows:
+        for column in preset.columns:
+            cell = preset.experiment(row, column)
+            assert (cell.stratify, cell.test, cell.validation, cell.split) == (True, 0.25, 0.0, "merge")
+
+
+@pytest.mark.parametrize("name", ["pflego/figure2", "pflego/figure3-loss", "pflego/figure6"])
+def test_pflegos_training_loss_is_that_of_all_clients_with_the_present_body(name: str) -> None:
+    preset = ALL[name]
+    assert preset.measure == "train_loss"
+    for row in preset.rows:
+        for column in preset.columns:
+            found = preset.experiment(row, column).evaluation
+            assert (found.model, found.clients, found.train, found.choose) == ("personal", "all", True, "last")
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("fedacs/", "pfedmb/"))])

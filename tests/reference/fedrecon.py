@@ -1,5 +1,7 @@
 """FedRecon on several quadratics a client, by hand: Singhal et al. 2021, Algorithm 1."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,45 @@ def fedrecon(
             change, total = change + len(query) * (theta[:body] - g), total + len(query)
         g = g + server_lr * change / total
     return g
+
+
+@dataclass
+class BlockDescent:
+    """FedRecon as PFLEGO's authors run it: the head's block, from the client's last head, then one step of the body's.
+
+    Both are on all of a client's samples. `heads` are the clients' first ones; the server's step is plain, or Adam's.
+    """
+
+    clients: list[Quadratics]
+    body: Tensor
+    heads: list[Tensor]
+    head_steps: int
+    head_lr: float
+    server_lr: float
+    adam: bool
+
+    def __post_init__(self) -> None:
+        self.mean, self.square, self.steps = torch.zeros_like(self.body), torch.zeros_like(self.body), 0
+
+    def round(self, participants: list[int]) -> None:
+        total, gradient = sum(len(self.clients[i][0]) for i in participants), torch.zeros_like(self.body)
+        for i in participants:
+            for _ in range(self.head_steps):
+                self.heads[i] = self.heads[i] - self.head_lr * self.slope(i)[len(self.body) :]
+            gradient += len(self.clients[i][0]) / total * self.slope(i)[: len(self.body)]
+        self.steps += 1
+        if not self.adam:
+            self.body = self.body - self.server_lr * gradient
+            return
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        root = (self.square / (1 - 0.999**self.steps)).sqrt()
+        self.body = self.body - self.server_lr * self.mean / (1 - 0.9**self.steps) / (root + 1e-8)
+
+    def slope(self, i: int) -> Tensor:
+        """The gradient of client i's mean quadratic at the present body and its present head."""
+        at, (centres, curvatures) = torch.cat([self.body, self.heads[i]]), self.clients[i]
+        return torch.stack([H @ (at - c) for c, H in zip(centres, curvatures, strict=True)]).mean(0)
 
 
 def split(n_samples: int, support: int, seed: int, client: int) -> tuple[Tensor, Tensor]:

@@ -20,10 +20,11 @@ def fedrep(
     lr: float,
     momentum: float,
     keep_momentum: bool,
+    heads: list[Tensor] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Run the rounds with these participants, averaged by these weights. Return the body, the first `body` entries of
-    the vector, and every client's head."""
-    phi, heads = initial[:body], [initial[body:] for _ in weights]
+    the vector, and every client's head, which begins at the vector's or at one of its own."""
+    phi, heads = initial[:body], [initial[body:] for _ in weights] if heads is None else list(heads)
     speeds: dict[int, Tensor] = {}
     for participants in rounds:
         bodies = []

@@ -22,6 +22,7 @@ from fedtailor.studies.explicit import MU, RATE, STEPS, accuracies, personalize
 from fedtailor.studies.outcome import markdown
 from fedtailor.studies.reproduction import Reproduction, counted_samples, run_cost
 from fedtailor.studies.runner import run_name
+from tests.reference.batches import stream
 
 SMALL: dict[str, Any] = {"data": "digits", "model": "mlp:16", "rounds": 3, "max_train": 30, "engine": "in-process"}
 
@@ -127,6 +128,33 @@ def test_the_individual_gain_is_over_local_on_the_same_clients(tmp_path: Path) -
     cell = reproduction.outcome()["rows"][0]["cells"][0]
     assert cell["ours"] == pytest.approx(fmean(differences))
     assert cell["spread"] == pytest.approx(pstdev(differences))
+
+
+def test_pflegos_training_loss_is_eq_1_with_the_present_body_and_heads(tmp_path: Path) -> None:
+    """Σ_i a_i ℓ_i(W_i, θ) over all clients, by hand: θ is the server's after the last round, W_i the head that client i
+    has kept since its own last one, or began with."""
+    preset = find_preset("pflego/figure2-high")
+    small = {"data": "digits", "split": "merge", "model": "mlp:16", "clients": 10, "engine": "in-process"}
+    reproduction = Reproduction(preset, tmp_path, changes={**small, "rounds": 4, "dtype": "float64"})
+    work(reproduction)
+    for row in preset.rows:
+        result = ft.run(reproduction.experiment(row, "high", 0))
+        called = [client for record in result.rounds for client in record.participants]
+        assert len(set(called)) > len(result.rounds[-1].participants)  # some have kept their heads for a while
+        total, initial, size = 0.0, result.simulation.server.initial, 64 * 16 + 16
+        for client in range(10):
+            x, y = result.data.train(client)
+            if row.name == "fedavg":
+                body, head = result.server_state["theta"].split([size, len(initial) - size])
+            else:
+                first = torch.rand(2 * 17, generator=stream(0, "head", 0, client), dtype=torch.float64)
+                body, head = result.server_state["body"], result.client_state(client).get("head", first)
+            hidden = (x.flatten(1) @ body[: 64 * 16].view(16, 64).T + body[64 * 16 :]).relu()
+            scores = hidden @ head[:32].view(2, 16).T + head[32:]
+            total += torch.nn.functional.cross_entropy(scores, y, reduction="sum").item()
+        ours = reproduction.ours(row, "high")
+        assert ours is not None
+        assert ours[0] == pytest.approx(total / int(result.data.n_samples.sum()), rel=1e-9)
 
 
 def test_domains_are_groups_of_clients(tmp_path: Path) -> None:
