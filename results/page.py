@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtailor.cli.reproducing import sections
 from fedtailor.presets import find_preset
+from fedtailor.studies.outcome import further_tables, has_last, last_text, ours_text, paper_text, shortened
 from fedtailor.studies.reproduction import Reproduction
 
 HERE = Path(__file__).parent
@@ -51,17 +53,20 @@ def page() -> str:
 
 def paper_table(study: Study) -> Iterator[str]:
     """Write the table of a preset: ours, the last round, the paper's and the difference, for each column."""
-    work = reproduction(study)
-    outcome = work.outcome()
-    unit = " (points)" if outcome["measure"] in ("accuracy", "gain") else ""
+    outcome = reproduction(study).outcome()
     yield f"### {outcome['title']}\n"
     yield f"{outcome['paper']}. {how_short(study, outcome)}\n"
-    columns = [cell["column"] for cell in outcome["rows"][0]["cells"]]
+    columns, last = [cell["column"] for cell in outcome["rows"][0]["cells"]], has_last(outcome)
     head = ["row"]
     for column in columns:
-        of = f" {column}" if len(columns) > 1 else ""
-        head += [f"ours{of}", *([f"last round{of}"] if _has_last(outcome) else []), f"paper{of}", f"difference{unit}"]
+        of = f"{column}, " if len(columns) > 1 else ""
+        head += [f"{of}ours", *([f"{of}last round"] if last else []), f"{of}paper", "difference"]
     yield from _table(head, [list(_cells(row, outcome)) for row in outcome["rows"]])
+    for table in further_tables(outcome):
+        yield f"\n{table.title}:\n"
+        yield from _table(table.head, table.rows)
+    if outcome["not_in_paper"]:
+        yield f"\n{outcome['not_in_paper']}"
     if outcome["claim"]:
         yield f"\nThe paper: {outcome['claim']}"
     yield f"\n    {command(study)}\n"
@@ -72,52 +77,38 @@ def reproduction(study: Study) -> Reproduction:
     """Open the kept runs of a preset."""
     preset = find_preset(study["preset"])
     preset = preset.of_rows(study["only"]) if "only" in study else preset
-    return Reproduction(preset, PAPERS, study.get("seeds", 1), {n: study[n] for n in CHANGES if n in study})
-
-
-CHANGES = ("rounds", "max_train", "model", "lr")  # what a study may change of its preset
+    changes = sections(preset, study.get("set", {}))
+    changes |= {"rounds": study["rounds"]} if "rounds" in study else {}
+    return Reproduction(preset, PAPERS, study.get("seeds", 1), changes)
 
 
 def how_short(study: Study, outcome: dict[str, Any]) -> str:
     """Say what of the paper's setting is less here, and what is other."""
     preset, seeds = find_preset(study["preset"]), study.get("seeds", 1)
-    said = []
-    if outcome["rounds"] < outcome["full_rounds"]:
-        said.append(f"{outcome['rounds']} of {outcome['full_rounds']} rounds")
-    if "max_train" in study:
-        said.append(f"at most {study['max_train']} training samples a client")
-    said += [f"{name} {study[name]}" for name in ("model", "lr") if name in study]
-    said.append("seed 0" if seeds == 1 else f"seeds 0 to {seeds - 1}")
-    if "only" in study and len(study["only"]) < len(preset.rows):
-        said.append(f"{len(study['only'])} of {len(preset.rows)} rows")
-    text = ", ".join(said)
-    return f"**{'Shortened: ' if outcome['rounds'] < outcome['full_rounds'] or len(said) > 1 else ''}{text}.**"
+    said = ["seed 0" if seeds == 1 else f"seeds 0 to {seeds - 1}"]
+    if len(outcome["rows"]) < len(preset.rows):
+        said.append(f"{len(outcome['rows'])} of {len(preset.rows)} rows")
+    short = shortened(outcome).removesuffix(" The numbers cannot be compared as they stand.")
+    return " ".join([f"**{short}**"] if short else ["**All rounds.**"]) + f" {', '.join(said).capitalize()}."
 
 
 def command(study: Study) -> str:
     """Write the command that makes a study's runs."""
     words = ["fedtailor", "reproduce", study["preset"]]
     words += [word for row in study.get("only", []) for word in ("--only", row)]
-    for name in (*CHANGES, "seeds"):
-        if name in study:
-            words += [f"--{name.replace('_', '-')}", str(study[name])]
+    words += [word for name, value in study.get("set", {}).items() for word in ("--set", f"{name}={value}")]
+    words += [word for name in ("rounds", "seeds") if name in study for word in (f"--{name}", str(study[name]))]
     return shlex.join(words)
 
 
-def _has_last(outcome: dict[str, Any]) -> bool:
-    return any(cell.get("last") is not None for row in outcome["rows"] for cell in row["cells"])
-
-
 def _cells(row: dict[str, Any], outcome: dict[str, Any]) -> Iterator[str]:
-    from fedtailor.studies.reproduction import ours_text
-
     yield f"`{row['row']}`"
     for cell in row["cells"]:
         yield ours_text(outcome, row, cell)
-        if _has_last(outcome):
-            yield "–" if cell.get("last") is None else f"{cell['last']:.2f}"
-        yield cell["paper"] or "–"
-        yield difference(cell)
+        if has_last(outcome):
+            yield last_text(cell)
+        yield paper_text(cell)
+        yield difference(cell) if outcome["measure"] in ("accuracy", "gain") else "–"
 
 
 def difference(cell: dict[str, Any]) -> str:

@@ -138,7 +138,7 @@ def reproduce(
 
     preset = find_preset(name)
     given = {"rounds": rounds, "data": data, "data_dir": data_dir, "workers": workers}
-    changes = _changes(preset, parse_assignments(assignments or []))
+    changes = sections(preset, parse_assignments(assignments or []))
     changes |= {setting: value for setting, value in given.items() if value is not None}
     work = Reproduction(preset.of_rows(only) if only else preset, to, seeds, changes)
     try:
@@ -156,7 +156,7 @@ def reproduce(
     out.print(f"Recorded in {stem}.md, .json{drawn}", highlight=False, soft_wrap=True)
 
 
-def _changes(preset: "Preset", assigned: dict[str, Any]) -> dict[str, Any]:
+def sections(preset: "Preset", assigned: dict[str, Any]) -> dict[str, Any]:
     """Put what --set names into its sections: a parameter goes to the rows whose method has it."""
     from fedtailor.methods import method_class
 
