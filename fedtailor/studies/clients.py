@@ -7,8 +7,9 @@ from statistics import fmean
 from fedtailor.metric import LOSS, Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import SPLITS, Plain
+from fedtailor.studies.captions import missing_in_words
 from fedtailor.studies.measures import client_values
-from fedtailor.studies.summary import Summary, missing_in_words
+from fedtailor.studies.summary import Summary
 
 
 @dataclass(frozen=True)
