@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from fedtailor.errors import listed
 from fedtailor.server.records import failures_in_words, joined_in_words
+from fedtailor.settings import tuned_in_words
 from fedtailor.studies.measures import LEVEL, paired
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ def sentences(summary: "Summary") -> Iterable[str]:
         yield known
     yield from missing_in_words(lines)
     if summary.tuned is not None:
-        yield f"Settings chosen on validation data ({summary.tuned})."
+        yield tuned_in_words(summary.tuned)
     if any(line.chosen for line in lines):
         yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
+    yield from _about_no_choice(lines)
     seeds = {line.seeds for line in lines}
     if len(seeds) > 1:
         yield "Lines differ in their seeds: what is compared is of the seeds that both have."
@@ -63,6 +65,17 @@ def sentences(summary: "Summary") -> Iterable[str]:
     if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     yield from _about_the_test(summary)
+
+
+def _about_no_choice(lines: Sequence["Line"]) -> Iterable[str]:
+    """Say which methods have several lines and no validation data to choose one by."""
+    chosen = {line.method for line in lines if line.chosen}
+    methods = dict.fromkeys(line.method for line in lines if line.chosen is False and line.method not in chosen)
+    if methods:
+        yield (
+            f"Without validation data, none of the lines of {listed(list(methods))} is chosen: they are not ranked, as "
+            "the best of them on test data would be better there than on others."
+        )
 
 
 def hostile_in_words(lines: Sequence["Line"]) -> Iterable[str]:

@@ -26,6 +26,7 @@ from fedtailor.metric import ACCURACY
 from fedtailor.preparing import Objects, Prepared
 from fedtailor.runs import OnRound, OnStart, run_prepared
 from fedtailor.server.evaluation import chosen_round
+from fedtailor.settings import FILE as CHOSEN
 from fedtailor.simulation import Simulation
 from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
@@ -36,7 +37,7 @@ from fedtailor.studies.runner import PreparedRuns, perform, run_name
 from fedtailor.studies.trials import Budget, Trial, Trials, Tuned
 from fedtailor.toml import parse_toml, write_toml
 
-FILE, CHOSEN = "tuning.toml", "tuned.toml"
+FILE = "tuning.toml"
 WORSE, LATE = "worse than the median of the trials before it", "its time was up"
 
 
@@ -55,7 +56,8 @@ class Tuner:
         check_installed()
         self.comparison, self.budget, self.out = comparison, budget, out
         _check_question(comparison, ranges or {})
-        self.ranges = {method: search_ranges(method, ranges, only) for method in comparison.methods}
+        optimizer = comparison.settings["optimizer"]
+        self.ranges = {method: search_ranges(method, ranges, only, optimizer) for method in comparison.methods}
         check_only(only or (), self.ranges)
         self._check_ends()
         self._prepared = {seed: PreparedRuns(objects) for seed in comparison.seeds}
