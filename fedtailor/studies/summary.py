@@ -158,7 +158,8 @@ def summarize(results: Sequence[RunResult], target: float | None = None, tuned: 
         worst = metric.worst(result.value for result in results if result.value is not None)
         target = None if worst is None else metric.easier(worst)
     groups = _groups(results)
-    lines = [_line(group, settings, target or None) for group, settings in zip(groups, _varied(groups), strict=True)]
+    varied = zip(groups, _varied(groups), _titles(groups, tuned is not None), strict=True)
+    lines = [_line(group, settings, named, target or None) for group, settings, named in varied]
     lines, base = _with_gains(_with_choice(lines))
     lines = _with_significance(_with_speed_up(_ranked(lines)))
     return Summary(_title(results), tuple(lines), target or None, base, tuned)
@@ -196,20 +197,32 @@ def _varied(groups: Sequence[Sequence[RunResult]]) -> list[Plain]:
     return varied
 
 
+def _titles(groups: Sequence[Sequence[RunResult]], tuned: bool) -> list[Plain]:
+    """Find the values that a line's title names: those that distinguish it. If the settings of each method are `tuned`,
+    they are not the same in all lines, and name a line only where the method has several."""
+    identities, titles = [_identity(group[0]) for group in groups], []
+    for (method, _, _), varied in zip(identities, _varied(groups), strict=True):
+        own = [settings for name, settings, _ in identities if name == method]
+        always = {"fine_tune", *CONDITIONS}
+        same = {n for n in own[0] if n not in always and all(settings[n] == own[0][n] for settings in own)}
+        titles.append({n: v for n, v in varied.items() if not (tuned and n in same)})
+    return titles
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     """Compute the mean; None if any value is missing."""
     found = list(values)
     return None if not found or None in found else fmean(value for value in found if value is not None)
 
 
-def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -> Line:
+def _line(results: Sequence[RunResult], settings: Plain, named: Plain, target: float | None) -> Line:
     method = results[0].experiment.method
     value, value_std = _over_seeds([result.value for result in results])
     accuracy, accuracy_std = _over_seeds([result.accuracy for result in results])
     reached = [until(result, target) if target is not None else None for result in results]
     chosen = [result.chosen() for result in results]
     return Line(
-        title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in settings.items())]),
+        title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in named.items())]),
         method=method,
         settings=settings,
         results=tuple(results),
@@ -245,8 +258,9 @@ def _plain_value(value: Any) -> str:
 
 
 def _with_choice(lines: list[Line]) -> list[Line]:
-    """Choose one of each method's lines by its value on validation data, the first of equals. With and without
-    fine-tuning, under another attack or budget, or with another defence, it is another question."""
+    """Choose one of each method's lines by its value on validation data, the first of equals; none where there are no
+    such data. With and without fine-tuning, under another attack or budget, or with another defence, it is another
+    question."""
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         asked = line.results[0].experiment
@@ -254,17 +268,19 @@ def _with_choice(lines: list[Line]) -> list[Line]:
         groups.setdefault((line.method, *question), []).append(line)
     chosen = dict[str, bool]()
     for group in groups.values():
-        if len(group) > 1 and all(line.validation is not None for line in group):
-            found = [line.validation or 0.0 for line in group]
-            best = group[found.index(group[0].metric.worst_first(found)[-1])]
-            chosen |= {line.title: line is best for line in group}
+        if len(group) > 1:
+            found = [line.validation for line in group if line.validation is not None]
+            best = group[0].metric.best(found)
+            first = next((line for line in group if best is not None and line.validation == best), None)
+            chosen |= {line.title: line is first for line in group}
     return [replace(line, chosen=chosen.get(line.title)) for line in lines]
 
 
 def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
     """Add the gain of every line over the best line of Local on the same seeds, and return the title of that. If there
     are several, the best is the one on validation data, where there are any."""
-    local = [line for line in lines if line.method == "local" and line.value is not None and line.chosen is not False]
+    local = [line for line in lines if line.method == "local" and line.value is not None]
+    local = [line for line in local if line.chosen is not False] or local
     if not local:
         return lines, None
     validated = all(line.validation is not None for line in local)
@@ -290,11 +306,12 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
 
 
 def _ranked(lines: list[Line]) -> list[Line]:
-    """Mark the best line and the second, by the mean of the metric; equals share a place. Lines that were not chosen on
-    validation data have none."""
-    ranked = {line.value for line in lines if line.value is not None and line.chosen is not False}
-    places = lines[0].metric.worst_first(ranked)
-    if len(lines) < 2 or not places:
+    """Mark the best line and the second, by the mean of the metric; equals share a place. Lines that validation data
+    did not choose among those of their method have none."""
+    ranked = [line for line in lines if line.value is not None and line.chosen is not False]
+    places = lines[0].metric.worst_first({line.value for line in ranked if line.value is not None})
+    alone = len(ranked) == 1 and not ranked[0].chosen  # the others are lines of which none is chosen
+    if len(lines) < 2 or not places or alone:
         return lines
     first, second = places[-1], places[-2] if len(places) > 1 else None
     return [
