@@ -39,7 +39,6 @@ EXECUTION_ONLY = {
 }  # fmt: skip
 # Where `tune` looks for settings of the experiment; a method declares the ranges of its own parameters.
 SEARCH = {"lr": "0.001..1:log"}
-ADAM_SEARCH = {"lr": "0.0001..0.1:log"}  # of adam and adamw, whose steps have about the length of the rate
 # What may be said of the data of clients that join a finished run; the rest is the run's to say.
 NEW_DATA_SETTINGS = tuple(
     name for name in DATA_SETTINGS if name not in ("new_clients", "pixels", "labels", "preprocessing", "rare")

@@ -59,7 +59,7 @@ class TestFiles:
     def test_what_was_searched_is_in_its_range_or_as_it_was_before(self, name: str) -> None:
         found = shipped(name)
         for method in found.methods:
-            ranges = search_ranges(method, optimizer=found.content.get("optimizer", "sgd"))
+            ranges = search_ranges(method)
             before = {"lr": found.content.get("lr"), **find_method(method).model_dump()}
             for setting, value in found.of(method).items():
                 if setting in ranges:

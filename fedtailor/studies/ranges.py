@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic.fields import FieldInfo
 
 from fedtailor.errors import FedtailorError, shown, unknown
-from fedtailor.experiment import ADAM_SEARCH, SEARCH, Evaluation, Experiment
+from fedtailor.experiment import SEARCH, Evaluation, Experiment
 from fedtailor.methods import method_class
 from fedtailor.toml import parse_toml
 
@@ -94,16 +94,12 @@ def _value(word: str) -> Any:
 
 
 def search_ranges(
-    method: str,
-    given: Mapping[str, str] | None = None,
-    only: Sequence[str] | None = None,
-    optimizer: str = "sgd",
+    method: str, given: Mapping[str, str] | None = None, only: Sequence[str] | None = None
 ) -> dict[str, Range]:
-    """Return the ranges in which a method's settings are searched: that of lr, which depends on the optimizer, the
-    declared ones of its parameters, and those that are `given` for settings that it has. `only` names those that
-    count."""
+    """Return the ranges in which a method's settings are searched: that of lr, the declared ones of its parameters, and
+    those that are `given` for settings that it has. `only` names those that count."""
     own = method_class(method).model_fields
-    wanted = {**(SEARCH if optimizer == "sgd" else ADAM_SEARCH), **method_class(method).search, **(given or {})}
+    wanted = {**SEARCH, **method_class(method).search, **(given or {})}
     ranges = {}
     for name, text in wanted.items():
         field = own.get(name) or _setting(name)

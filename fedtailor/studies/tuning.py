@@ -56,8 +56,7 @@ class Tuner:
         check_installed()
         self.comparison, self.budget, self.out = comparison, budget, out
         _check_question(comparison, ranges or {})
-        optimizer = comparison.settings["optimizer"]
-        self.ranges = {method: search_ranges(method, ranges, only, optimizer) for method in comparison.methods}
+        self.ranges = {method: search_ranges(method, ranges, only) for method in comparison.methods}
         check_only(only or (), self.ranges)
         self._check_ends()
         self._prepared = {seed: PreparedRuns(objects) for seed in comparison.seeds}

@@ -5,12 +5,9 @@ from pathlib import Path
 import pytest
 
 from fedtailor.errors import FedtailorError
-from fedtailor.experiment import ADAM_LR, SEARCH
+from fedtailor.experiment import SEARCH
 from fedtailor.methods import CATALOGUE, all_methods, find_method
-from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.ranges import parse_range, search_ranges
-from fedtailor.studies.trials import Budget
-from fedtailor.studies.tuning import Tuner
 
 
 class TestNotation:
@@ -76,15 +73,6 @@ class TestDeclared:
         assert {name for name in CATALOGUE if "lr" not in search_ranges(name)} == {"pflego", "fedrep"}
         assert search_ranges("fedavg").keys() == {"lr"}
         assert list(search_ranges("pgfedmo")) == ["lr", "mu", "alpha_lr", "beta"]
-
-    def test_the_rates_of_adam_are_others(self) -> None:
-        assert search_ranges("fedavg")["lr"].text == "0.001..1:log"
-        for optimizer in ("adam", "adamw"):
-            lr = search_ranges("fedavg", optimizer=optimizer)["lr"]
-            assert lr.low < ADAM_LR < lr.high  # the default is inside, and not at an end
-            assert lr.high < 1
-            comparison = make_comparison({"methods": ["fedavg"], "optimizer": optimizer})
-            assert Tuner(comparison, Budget(1)).ranges["fedavg"]["lr"] == lr
 
     def test_other_ranges_and_fewer_settings(self) -> None:
         given = {"lr": "0.1..0.2", "epochs": "1..4", "lam": "0.5|1"}
