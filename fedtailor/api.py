@@ -106,7 +106,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     target: float | None = None,
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
-    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None = None,
     tune: int | None = None,
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
@@ -121,10 +121,11 @@ def compare(
     `grid` has lists of values for settings and parameters: every combination is a line. `metric` decides which line is
     the best; `target` is its value to which rounds and bytes are counted. `method_parameters` are the parameters of
     each method by its name or class, and `method_settings` what one has in place of the settings of all, such as a
-    learning rate of its own. `tune` is a number of trials with which each method's settings are chosen on validation
-    data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the same call goes on
-    after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric are then names.
-    `on_run` is called with the title and result of each run.
+    learning rate of its own; or where a tuning's are that has both: `"tuned:digits"` (`fedtailor settings` lists the
+    names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
+    on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
+    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric
+    are then names. `on_run` is called with the title and result of each run.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
@@ -161,7 +162,7 @@ def _question(
     methods: Sequence[str | type[Method]],
     seeds: Sequence[int],
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None,
-    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None,
     data: Any,
     model: Any,
     loss: Any,
@@ -173,7 +174,9 @@ def _question(
         raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
     names, objects = names_and_objects(data, model, loss, metric)
     parameters = {importable_name(method): dict(own) for method, own in (method_parameters or {}).items()}
-    of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
+    of_methods: Any = str(method_settings)  # where they are
+    if not isinstance(method_settings, str | Path):
+        of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
     asked = {"methods": [*map(importable_name, methods)], "seeds": list(seeds), "parameters": parameters, **names}
     return {**asked, "settings": of_methods, **settings}, objects
 
@@ -228,7 +231,7 @@ def tune(
     ranges: Mapping[str, str] | None = None,
     only: Sequence[str] | None = None,
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
-    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None = None,
     data: str | Path | Dataset | Clients = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",

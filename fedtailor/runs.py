@@ -29,6 +29,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.tensorboard import scalars
+from fedtailor.settings import find_settings, for_run
 from fedtailor.simulation import Simulation, create, look_into, reopen
 from fedtailor.toml import written_again
 
@@ -44,6 +45,7 @@ def run(
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
+    method_settings: str | Path | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
@@ -55,20 +57,24 @@ def run(
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
     Objects may stand for names: a `Method` or its class, a list of one (x, y) per client or a dictionary of them by
     name, a pandas table, an `nn.Module` or what makes one, a loss function, a metric of (outputs, targets). A complete
-    `Experiment` in place of the method takes no further settings. With `out`, the run is recorded in that directory as
-    it goes and can be resumed; without, nothing is written.
+    `Experiment` in place of the method takes no further settings. `method_settings` says where those are that a tuning
+    chose for the method: `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own. With `out`,
+    the run is recorded in that directory as it goes and can be resumed; without, nothing is written.
     """
     if isinstance(method, Experiment):
         given = [str(value) for value in (data, model, loss, metric)]
-        if settings or given != ["digits", "mlp", "cross-entropy", "None"]:
+        if settings or method_settings is not None or given != ["digits", "mlp", "cross-entropy", "None"]:
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
         return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
     names, objects = names_and_objects(data, model, loss, metric)
+    asked: Mapping[str, Any] = settings
+    if method_settings is not None:
+        asked = for_run(settings, find_settings(method_settings), _name_of(method))
     if isinstance(method, str):
-        own, rest = _split(method_class(method), settings)
+        own, rest = _split(method_class(method), asked)
         names |= {"method": method, "parameters": own}
     else:
-        objects.method, rest = _method_object(method, settings)
+        objects.method, rest = _method_object(method, asked)
         names |= {"method": method_name(type(objects.method)), "parameters": written_parameters(objects.method)}
     experiment = make_experiment({**names, **rest})
     return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
@@ -244,6 +250,12 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
 def method_name(kind: type[Method]) -> str:
     """The name under which the class of a method is found again."""
     return kind.name if CATALOGUE.get(kind.name) is kind else object_name(kind)
+
+
+def _name_of(method: str | Method | type[Method]) -> str:
+    if isinstance(method, str):
+        return method
+    return method_name(type(method) if isinstance(method, Method) else check_class(method, repr(method)))
 
 
 def importable_name(method: Any) -> Any:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path.relative_to(ROOT) for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/methods/*.md")]
 )
-QUICK = ("data", "methods", "models", "presets")  # commands that are also run
+QUICK = ("data", "methods", "models", "presets", "settings")  # commands that are also run
 _PIECE = re.compile(
     r"<!-- not run: (?P<reason>[^\n]+) -->|<!-- setup\n(?P<setup>.*?)-->|"
     r"^```(?P<language>[a-z]*)\n(?P<block>.*?)^```$",
@@ -97,7 +97,7 @@ def test_commands_are_understood(page: Path) -> None:
 def test_quick_commands_run(call: Call) -> None:
     found = {tuple(words) for page in PAGES for _, words in commands((ROOT / page).read_text("utf-8"))}
     quick = sorted(words for words in found if words[0] in QUICK)
-    assert {words[0] for words in quick} == {"data", "methods", "models", "presets"}
+    assert {words[0] for words in quick} == {"data", "methods", "models", "presets", "settings"}
     for words in quick:
         if not any(word.endswith(".csv") or word.startswith("mine:") for word in words):  # of the reader's own
             assert done(call(*words))

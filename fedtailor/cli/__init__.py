@@ -42,6 +42,10 @@ COMMANDS = {
     "presets": ("reproducing", "List the papers' tables and figures that can be reproduced; with a NAME, show one."),
     "reproduce": ("reproducing", "Reproduce a table or figure of a paper: our numbers beside theirs."),
     "methods": ("catalogues", "List the methods: what each does, its parameters, and what leaves a client."),
+    "settings": (
+        "catalogues",
+        "List the settings that come with fedtailor: tuned once for each method, on several data.",
+    ),
     "data": ("catalogues", "List the data sets; with a NAME, show how it is partitioned among clients."),
     "models": ("catalogues", "List the networks; with a NAME, show its layers on a data set."),
 }

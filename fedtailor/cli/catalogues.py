@@ -1,4 +1,4 @@
-"""`fedtailor methods`, `models` and `data`."""
+"""`fedtailor methods`, `settings`, `models` and `data`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,8 @@ def methods(
     """List the methods: what each does, its parameters, and what leaves a client.
 
     Behind a parameter stands the range in which `fedtailor tune` searches it.
+    With a NAME, it also shows the settings of that method that come with
+    fedtailor, as `--settings tuned:…` takes them.
     """
     from fedtailor.method import describe_uploads
     from fedtailor.methods import CATALOGUE, find_method
@@ -48,6 +50,7 @@ def methods(
             },
             "uploads": describe_uploads(method),
             "paper": method.paper,
+            "tuned": _tuned(name),
         }
         for name, method in found.items()
     ]
@@ -62,6 +65,55 @@ def methods(
     out.print(definition_table("Methods", columns, cells))
     out.print("Of a mean, the server sees nothing but the mean: no client's own upload.", highlight=False)
     out.print("Your own: a subclass of fedtailor.Method, named as module:Class.", highlight=False)
+    if names:
+        _show_tuned(rows)
+
+
+def _tuned(method: str) -> dict[str, dict[str, Any]]:
+    """Find the searched settings of a method in all that come with fedtailor, by name."""
+    from fedtailor.settings import names, shipped
+    from fedtailor.studies.ranges import search_ranges
+
+    having = [found for found in map(shipped, names()) if method in found.methods]
+    searched = search_ranges(method)
+    return {f.source: {n: v for n, v in f.of(method).items() if n in searched} for f in having}
+
+
+def _show_tuned(rows: list[dict[str, Any]]) -> None:
+    """Print the settings of these methods that come with fedtailor."""
+    from fedtailor.reporting.tuned import settings_in_words
+
+    cells = [(row["name"], name, settings_in_words(own)) for row in rows for name, own in row["tuned"].items()]
+    if cells:
+        out.print(definition_table("Tuned settings", ("method", "--settings", "what was chosen"), cells))
+
+
+def settings(json: Json = False) -> None:
+    """List the settings that come with fedtailor: tuned once for each method, on several data.
+
+    [bold]Examples[/]
+
+    fedtailor run ditto --settings tuned:digits
+
+    fedtailor compare fedavg ditto pgfed --settings tuned:digits
+
+    fedtailor methods ditto (what was chosen for one method)
+
+    Only a method's own settings are taken, never data or rounds. On other data
+    than their own they are a start: `fedtailor tune` finds better ones.
+    """
+    from fedtailor.settings import names, shipped
+
+    rows = [
+        {"name": found.source, "data": found.in_words, "methods": found.methods, "tuned": found.how}
+        for found in map(shipped, names())
+    ]
+    if json:
+        _print_json(rows)
+        return
+    cells = [(str(row["name"]), str(row["data"]), str(len(row["methods"] or ())), str(row["tuned"])) for row in rows]
+    out.print(definition_table("Tuned settings", ("--settings", "tuned on", "methods", "with"), cells))
+    out.print("Your own: the directory of `fedtailor tune`.", highlight=False)
 
 
 def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import typer
 from rich.progress import Progress, TaskID
 
 from fedtailor.cli.display import RoundProgress, err, marked, out, print_setup, progress_bars, setup_lines
-from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
@@ -58,12 +58,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    tuned: Annotated[
-        Path | None,
-        typer.Option(
-            "--settings", metavar="DIR|FILE", help="each method's settings, as `tune` chose them", show_default=False
-        ),
-    ] = None,
+    tuned: TunedFrom = None,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -90,6 +85,8 @@ def compare(
     fedtailor compare fedavg ditto --privacy client --grid 'epsilon=inf|8|2'
 
     fedtailor compare fedavg ditto pgfed --tune 20 --data digits
+
+    fedtailor compare fedavg ditto --settings tuned:digits (see: fedtailor settings)
 
     A file has the settings of an experiment file, and:
 
@@ -148,7 +145,7 @@ def compare(
 def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Comparison":
     """Choose the settings of each method with the first seed, and say what was chosen."""
     from fedtailor.cli.tuning import begin, interrupted, perform
-    from fedtailor.reporting.tuned import in_one_line
+    from fedtailor.reporting.tuned import in_lines
     from fedtailor.studies.tuning import Tuner
 
     try:
@@ -160,12 +157,12 @@ def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Compar
     except KeyboardInterrupt:
         interrupted(place)
     for method in comparison.methods:
-        out.print(in_one_line(work.tuned(method)), highlight=False, soft_wrap=True)
+        out.print("\n".join(in_lines(work.tuned(method), out.width)), highlight=False, soft_wrap=True)
     return work.apply(comparison)
 
 
 def asked(
-    what: list[str], options: dict[str, Any], assignments: dict[str, Any], tuned: Path | None = None
+    what: list[str], options: dict[str, Any], assignments: dict[str, Any], tuned: str | None = None
 ) -> dict[str, Any]:
     """Put the command line's settings over those of the file or the methods."""
     from fedtailor.methods import method_class
@@ -183,7 +180,7 @@ def asked(
     asked = merged(asked, options)
     if tuned is not None:
         asked = _with_settings(asked, tuned)
-    _refuse_twice(asked.get("settings"), options)
+    _refuse_twice(asked.get("settings"), {**options, **{n: v for n, v in assignments.items() if n in SETTING_NAMES}})
     named = asked["methods"] if isinstance(asked["methods"], list) else []
     methods = [method for method in named if isinstance(method, str)]
     fields = {method: method_class(method).model_fields for method in methods}
@@ -200,30 +197,20 @@ def asked(
     return asked
 
 
-def _with_settings(asked: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Take the methods' settings from a tuning's directory or file. What is asked for beside them comes first."""
-    from fedtailor.studies.tuning import CHOSEN
+def _with_settings(asked: dict[str, Any], source: str) -> dict[str, Any]:
+    """Take the methods' settings from `tuned:NAME`, or a tuning's directory or file."""
+    from fedtailor.settings import find_settings, with_settings
 
-    found = read_experiment(path / CHOSEN if path.is_dir() else path)
-    for method in asked["methods"]:
-        if method not in found.get("methods", []):
-            raise FedtailorError(f"{path} has no settings of {method}: tune it too, or leave it out.")
-    for name in ("parameters", "settings"):
-        before, chosen = asked.get(name, {}), found.get(name, {})
-        if _is_sections(before) and _is_sections(chosen):
-            own = {method: {**chosen.get(method, {}), **before.get(method, {})} for method in asked["methods"]}
-            asked = {**asked, name: {method: values for method, values in own.items() if values}}
-    return {**asked, "tuned": found.get("tuned")}
+    named = isinstance(asked.get("settings"), str)  # the file's own source, which the option replaces
+    return with_settings({**asked, "settings": {}} if named else asked, find_settings(source), asked["methods"])
 
 
 def _refuse_twice(sections: Any, options: dict[str, Any]) -> None:
     """Refuse an option for all methods where one has a setting of its own."""
+    from fedtailor.settings import refuse_twice
+
     for method, own in sections.items() if _is_sections(sections) else ():
-        if twice := [name for name in own if name in options]:
-            raise FedtailorError(
-                f"{twice[0]} is {own[twice[0]]} for {method} by its own settings: leave --{twice[0].replace('_', '-')} "
-                "out, or those."
-            )
+        refuse_twice(method, own, options)
 
 
 def _is_sections(parameters: Any) -> bool:

@@ -45,6 +45,17 @@ Assignments = Annotated[
     ),
 ]
 
+TunedFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--settings",
+        metavar="tuned:NAME|DIR|FILE",
+        help="each method's settings as `tune` chose them: those that come with fedtailor (`fedtailor settings` lists "
+        "them), or yours",
+        show_default=False,
+    ),
+]
+
 
 def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these groups of options; it gets those that were used as the dictionary `settings`."""

@@ -23,7 +23,7 @@ from fedtailor.cli.display import (
     setup_lines,
     visible,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import (
     SETTING_NAMES,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedtailor.metric import Metric
     from fedtailor.preparing import Prepared
     from fedtailor.result import RunResult
+    from fedtailor.settings import TunedSettings
 
 INTERRUPTED = 130
 CLIENTS = 30  # that `show` lists at most
@@ -52,6 +53,7 @@ def run(
     ],
     settings: dict[str, Any],
     assignments: Assignments = None,
+    tuned: TunedFrom = None,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -72,13 +74,18 @@ def run(
 
     fedtailor run experiment.toml --seed 1
 
+    fedtailor run ditto --settings tuned:digits
+
     Every run directory holds the complete experiment.toml that repeats it.
 
     What a file turns on, like tensorboard, is turned off by --no-tensorboard.
     """
+    from fedtailor.settings import find_settings, tuned_in_words
+
     try:
         with out.status("setting up"):
-            experiments = _experiments(what, settings, parse_assignments(assignments or []))
+            found = None if tuned is None else find_settings(tuned)
+            experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
             paths = _directories(experiments, to)
             prepared = _prepare(experiments)
     except KeyboardInterrupt:
@@ -98,6 +105,8 @@ def run(
                     out.print(results_table(results))
                 _interrupted(path)
     out.print(results_table(results))
+    if found is not None and found.tuned is not None:
+        out.print(tuned_in_words(found.tuned), highlight=False)
     if profile:
         out.print(_profile_table(results))
     for path in paths:
@@ -199,10 +208,13 @@ def show(
         out.print(f"Not finished. Continue with: {continue_with(directory)}", soft_wrap=True)
 
 
-def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str, Any]) -> list[Experiment]:
-    """Make the experiment of each METHOD or FILE, with the command line's settings over the file's. A parameter is set
-    for those of the methods that have it."""
+def _experiments(
+    what: list[str], options: dict[str, Any], assignments: dict[str, Any], tuned: "TunedSettings | None" = None
+) -> list[Experiment]:
+    """Make the experiment of each METHOD or FILE, with the command line's settings over the file's, and `tuned` ones
+    beside them. A parameter is set for those of the methods that have it."""
     from fedtailor.methods import find_method, method_class
+    from fedtailor.settings import for_run
 
     bases = [word_settings(word) for word in what]
     fields = [method_class(str(base.get("method", "fedavg"))).model_fields for base in bases]
@@ -217,6 +229,8 @@ def _experiments(what: list[str], options: dict[str, Any], assignments: dict[str
                 settings = merged(settings, {section or "parameters": {inner: value}})
             elif name in SETTING_NAMES:
                 settings = merged(settings, in_sections({name: value}))
+        if tuned is not None:
+            settings = for_run(settings, tuned, str(base.get("method", "fedavg")))
         experiments.append(make_experiment(settings))
         find_method(experiments[-1].method, experiments[-1].parameters)
     return experiments

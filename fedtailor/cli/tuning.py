@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedtailor.studies.trials import Trial
     from fedtailor.studies.tuning import Tuner
 
+BESIDE = 80  # columns beside the name of a trial: the bar, its rounds, the value on validation data and the time left
 FAILED = 1  # exit code: there are settings, but not of all methods
 
 
@@ -146,8 +147,7 @@ def perform(work: "Tuner", bars: "Progress") -> None:
 
         def begun(number: int, settings: dict[str, Any], rounds: int, method: str = method, task: Any = task) -> None:
             of = f" of {work.budget.trials}" if work.budget.trials else ""
-            title = f"{method}, trial {number + 1}{of}: {settings_in_words(settings)}"
-            bars.reset(task, description=title, total=rounds, status="")
+            bars.reset(task, description=_title(f"{method}, trial {number + 1}{of}", settings), total=rounds, status="")
 
         def round(number: int, value: float | None, task: Any = task) -> None:
             bars.update(task, completed=number, status=shown(value))
@@ -159,6 +159,14 @@ def perform(work: "Tuner", bars: "Progress") -> None:
 
         work.tune(method, done, begun, round)
         bars.remove_task(task)
+
+
+def _title(trial: str, settings: dict[str, Any]) -> str:
+    """Name a trial beside its bar: with its settings where the page leaves room for bar, rounds, value and time too."""
+    from fedtailor.reporting.tuned import settings_in_words
+
+    whole = f"{trial}: {settings_in_words(settings)}"
+    return whole if len(whole) + BESIDE <= out.width else trial
 
 
 def _finish(work: "Tuner", method: str, bars: "Progress") -> Any:

@@ -40,7 +40,7 @@ def _width(table: Table) -> int:
 
 
 def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int]) -> Table:
-    made, several = plain_table(""), len(table.titles) > 1
+    made, several = plain_table(""), len(table.ranked_lines) > 1
     made.add_column("client", style="bold", overflow="fold")
     for name in ("train", "test", *(table.titles[line] for line in lines)):
         made.add_column(visible(name), justify="right", no_wrap=True)

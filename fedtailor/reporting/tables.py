@@ -17,9 +17,11 @@ from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.clients import clients_csv
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
+from fedtailor.studies.captions import target_text
 from fedtailor.studies.clients import client_table
+from fedtailor.studies.comparable import check_comparable
 from fedtailor.studies.conditions import Conditions, conditions
-from fedtailor.studies.summary import Line, Summary, check_comparable, summarize, target_text
+from fedtailor.studies.summary import Line, Summary, summarize
 from fedtailor.text import SafeConsole, epsilon_text, human_bytes, plain_table, spreadsheet_cell, visible
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]

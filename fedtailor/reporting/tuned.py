@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Group
@@ -25,12 +26,13 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def in_one_line(tuned: Tuned) -> str:
-    """Say what was chosen, and in how many trials."""
+def in_lines(tuned: Tuned, width: int) -> list[str]:
+    """Say what was chosen, and in how many trials: in one line, or in several on a narrow page."""
     counts = ", ".join(f"{tuned.count(state)} {state}" for state in STATES)
     text = tuned.metric.text
     values = f"{tuned.metric.shown(tuned.validation)} on validation data, {text(tuned.before)} before"
-    return f"{tuned.method}: {settings_in_words(tuned.settings) or 'no settings'} ({values}; trials: {counts})"
+    said = f"{tuned.method}: {settings_in_words(tuned.settings) or 'no settings'} ({values}; trials: {counts})"
+    return wrap(said, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def tuning_table(tuned: Sequence[Tuned], budget: str) -> Group:
@@ -38,7 +40,7 @@ def tuning_table(tuned: Sequence[Tuned], budget: str) -> Group:
     metric = tuned[0].metric.title
     table = plain_table(f"Settings chosen on validation data, {budget}")
     table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("chosen settings")
+    table.add_column("chosen settings", overflow="fold")  # a value is never cut
     for name in (
         f"validation\n{metric}",
         "before\ntuning",

@@ -7,8 +7,9 @@ from statistics import fmean
 from fedtailor.metric import LOSS, Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import SPLITS, Plain
+from fedtailor.studies.captions import missing_in_words
 from fedtailor.studies.measures import client_values
-from fedtailor.studies.summary import Summary, missing_in_words
+from fedtailor.studies.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class ClientTable:
     seeds: int
     same: bool  # a name stands for the same samples with all seeds
     missing: str = ""  # a note on clients that were not measured
+    ranked_lines: tuple[int, ...] = ()  # places of the lines of which one may be the best: not those of a grid that
+    # validation data did not choose
 
     def shown(self, value: float | None) -> str:
         """Format a result."""
@@ -47,7 +50,7 @@ class ClientTable:
     @property
     def leader(self) -> int:
         """The line that is best in general; the first if there is none."""
-        known = [place for place, value in enumerate(self.overall) if value is not None]
+        known = [place for place in self.ranked_lines if self.overall[place] is not None]
         return max(known, key=lambda place: self.metric.score(self.overall[place] or 0.0), default=0)
 
     def ranked(self) -> list[ClientRow]:
@@ -60,7 +63,7 @@ class ClientTable:
         """Say what the numbers are, what is best in general, and for how many clients each line is best."""
         what = f"Test {self.metric.title}{' in %' if self.metric.percent else ''}"
         said = [f"{what} of each client{f', mean over {self.seeds} seeds' if self.seeds > 1 else ''}."]
-        if len(self.titles) > 1 and (overall := self.overall[self.leader]) is not None:
+        if len(self.ranked_lines) > 1 and (overall := self.overall[self.leader]) is not None:
             said.append(f"Best in general: {self.titles[self.leader]} ({self.shown(overall)}).")
             wins = {title: sum(row.best[place] for row in self.rows) for place, title in enumerate(self.titles)}
             most = ", ".join(f"{title} {n}" for title, n in sorted(wins.items(), key=lambda win: -win[1]) if n)
@@ -100,10 +103,11 @@ def client_table(summary: Summary) -> ClientTable:
     results = [result for line in summary.lines for result in line.results]
     rows, missing = [], {name for result in results for name in result.missing}
     counts = _samples(results)
+    ranked = tuple(place for place, line in enumerate(summary.lines) if line.chosen is not False)
     for name, (train, test) in counts.items():
         if name in missing or any(name in found for found in of_line):
             own = tuple(found.get(name) for found in of_line)
-            rows.append(ClientRow(name, train, test, own, _best(own, metric)))
+            rows.append(ClientRow(name, train, test, own, _best(own, metric, ranked)))
     for name, (train, test) in counts.items():
         if any(name in found for found in hostile):
             own = tuple(found.get(name) for found in hostile)
@@ -112,7 +116,8 @@ def client_table(summary: Summary) -> ClientTable:
     titles = tuple(line.title for line in summary.lines)
     same = len({_totals(result) for result in results}) == 1
     seeds = len({result.experiment.seed for result in results})
-    return ClientTable(metric, titles, overall, tuple(rows), seeds, same, " ".join(missing_in_words(summary.lines)))
+    note = " ".join(missing_in_words(summary.lines))
+    return ClientTable(metric, titles, overall, tuple(rows), seeds, same, note, ranked)
 
 
 def _by_name(results: Sequence[RunResult], metric: Metric, hostile: bool) -> dict[str, float]:
@@ -143,8 +148,10 @@ def _totals(result: RunResult) -> str:
     return str(sorted(zip(result.names, totals, strict=True)))
 
 
-def _best(values: tuple[float | None, ...], metric: Metric) -> tuple[bool, ...]:
-    """Mark the best values; equals share the place. Rounded, as averaging may leave equals different last bits."""
+def _best(values: tuple[float | None, ...], metric: Metric, ranked: tuple[int, ...]) -> tuple[bool, ...]:
+    """Mark the best values of the ranked lines; equals share the place. Rounded, as averaging may leave equals
+    different last bits."""
+    values = tuple(value if place in ranked else None for place, value in enumerate(values))
     known = [round(value, 12) for value in values if value is not None]
     if len(known) < 2:
         return (False,) * len(values)

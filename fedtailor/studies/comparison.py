@@ -38,6 +38,7 @@ from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
 from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import Plain, Record
+from fedtailor.settings import find_settings, refuse_twice, with_settings
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 from fedtailor.toml import write_toml
@@ -97,12 +98,15 @@ class Comparison:
 
 def make_comparison(asked: Mapping[str, Any]) -> Comparison:
     """Make a comparison from an experiment's settings and `methods`, `seeds`, `grid`, `target`, `tuned`, and the
-    `parameters` and `settings` of each method. The first wrong one is named in the error."""
+    `parameters` and `settings` of each method; `settings` may also say where these are, as `tuned:NAME` or a path. The
+    first wrong one is named in the error."""
     for name in ("method", "seed"):
         if name in asked:
             raise FedtailorError(f"A comparison has {name}s (a list), not {name}.")
     methods = _distinct("methods", asked.get("methods"), str)
     seeds = _distinct("seeds", asked.get("seeds", list(SEEDS)), int)
+    if isinstance(asked.get("settings"), str):
+        asked = _with_tuned(asked, methods)
     fields = {method: method_class(method).model_fields for method in methods}
     given, own = (_sections(section, asked.get(section, {}), methods) for section in ("parameters", "settings"))
     for name in (name for of_method in own.values() for name in of_method if name != TUNING):
@@ -122,6 +126,14 @@ def make_comparison(asked: Mapping[str, Any]) -> Comparison:
     for experiment in comparison.runs().values():  # every value of the grid is looked at
         find_method(experiment.method, experiment.parameters)
     return comparison
+
+
+def _with_tuned(asked: Mapping[str, Any], methods: tuple[str, ...]) -> Settings:
+    """Take the methods' settings from where `settings` says, `tuned:NAME` or a path."""
+    complete = with_settings({**asked, "settings": {}}, find_settings(asked["settings"]), methods)
+    for method, own in complete["settings"].items():
+        refuse_twice(method, own, in_sections({n: v for n, v in asked.items() if n != "settings"}))
+    return complete
 
 
 def _sections(name: str, given: Any, methods: tuple[str, ...]) -> dict[str, Settings]:
@@ -307,6 +319,7 @@ class Progress:
 def read_comparison(path: Path) -> Progress:
     """Read a comparison. Nothing is run: its methods may be anybody's code."""
     asked, planned = read_experiment(path / FILE), planned_runs(path)
+    tuned = None if asked.get("tuned") is None else str(asked["tuned"])
     if not planned:
         raise FedtailorError(f"The comparison in {path} was stopped before it began: start it again.")
     finished, unfinished = [], {}
@@ -316,7 +329,7 @@ def read_comparison(path: Path) -> Progress:
         else:
             begun = (directory / "experiment.toml").is_file()
             unfinished[title] = (len(RunDirectory(directory).rounds()) if begun else 0, rounds)
-    summary = summarize(finished, _target(asked.get("target"), AUTO)) if finished else None
+    summary = summarize(finished, _target(asked.get("target"), AUTO), tuned) if finished else None
     reasons = _reasons(path / RESULT)
     return Progress(summary, unfinished, {title: reasons[title] for title in unfinished if title in reasons})
 

@@ -9,6 +9,7 @@ from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages
 
 Values = dict[int, float]  # by client
+LEVEL = 0.05  # a corrected p-value below it is a significant difference
 
 
 def client_values(result: RunResult, metric: Metric | None = None, hostile: bool = False) -> Values:
@@ -26,6 +27,19 @@ def individual_gains(result: RunResult, base: RunResult) -> Values:
     """Return each client's gain over another run on the same clients: above 0, it is better off."""
     mine, theirs = client_values(result), client_values(base)
     return {client: result.metric.gain(value, theirs[client]) for client, value in mine.items() if client in theirs}
+
+
+def paired(one: Sequence[RunResult], other: Sequence[RunResult]) -> tuple[Values, Values]:
+    """Average each client's value in two lines over the seeds that both have."""
+    theirs = {result.experiment.seed: client_values(result) for result in other}
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    for result in one:
+        values = theirs.get(result.experiment.seed, {})
+        for client, value in client_values(result).items():
+            if client in values:
+                pairs.setdefault(client, []).append((value, values[client]))
+    first = {client: fmean(a for a, _ in both) for client, both in pairs.items()}
+    return first, {client: fmean(b for _, b in both) for client, both in pairs.items()}
 
 
 def samples_per_second(result: RunResult) -> float | None:

@@ -5,22 +5,24 @@ chance.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from fedtailor.errors import FedtailorError, listed
+from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
 from fedtailor.metric import Metric
 from fedtailor.result import RunResult
-from fedtailor.server.records import Plain, failures_in_words, joined_in_words
+from fedtailor.server.records import Plain
+from fedtailor.studies.captions import sentences
+from fedtailor.studies.comparable import check_comparable
 from fedtailor.studies.measures import (
-    Values,
-    client_values,
+    LEVEL,
     holm,
     individual_gains,
+    paired,
     passes,
     samples_per_second,
     until,
@@ -28,7 +30,6 @@ from fedtailor.studies.measures import (
 )
 
 CONDITIONS = ("privacy", "epsilon", "aggregation", "attack")  # that are not chosen by validation data
-LEVEL = 0.05  # a corrected p-value below it is a significant difference
 # What tells nothing about a line: it is the same for all, or does not change what is compared.
 _COMMON = {*EXECUTION_ONLY, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
 
@@ -136,7 +137,7 @@ class Summary:
     @cached_property
     def caption(self) -> str:
         """The text below the table: the evaluation protocol, and the test of significance."""
-        return " ".join(_sentences(self))
+        return " ".join(sentences(self))
 
 
 # --- the numbers ---
@@ -157,61 +158,11 @@ def summarize(results: Sequence[RunResult], target: float | None = None, tuned: 
         worst = metric.worst(result.value for result in results if result.value is not None)
         target = None if worst is None else metric.easier(worst)
     groups = _groups(results)
-    lines = [_line(group, settings, target or None) for group, settings in zip(groups, _varied(groups), strict=True)]
+    varied = zip(groups, _varied(groups), _titles(groups, tuned is not None), strict=True)
+    lines = [_line(group, settings, named, target or None) for group, settings, named in varied]
     lines, base = _with_gains(_with_choice(lines))
     lines = _with_significance(_with_speed_up(_ranked(lines)))
     return Summary(_title(results), tuple(lines), target or None, base, tuned)
-
-
-def check_comparable(results: Sequence[RunResult]) -> None:
-    """Refuse runs with different clients, samples or evaluation protocols; the error names the setting."""
-    of_seed: dict[int, RunResult] = {}
-    for result in results:
-        first, twin = results[0], of_seed.setdefault(result.experiment.seed, result)
-        if _samples(twin) != _samples(result):
-            _refuse(twin, result, _settings_of_data)
-        if twin is result:
-            _refuse_if_different(first, result, _settings_of_data)
-        _refuse_if_different(first, result, _protocol)
-
-
-def _samples(result: RunResult) -> Plain:
-    """Return the partition, without the name of the data, the checksum of the network and who is hostile."""
-    return {name: value for name, value in result.partition.items() if name not in ("data", "network", "hostile")}
-
-
-def _settings_of_data(result: RunResult) -> Plain:
-    names = [name for name in DATA_SETTINGS if name not in EXECUTION_ONLY]
-    experiment = result.experiment.model_dump(include={*names, "dtype"})
-    return {**{name: experiment[name] for name in names}, "clients": len(result.names), "dtype": experiment["dtype"]}
-
-
-def _protocol(result: RunResult) -> Plain:
-    """Return the evaluation settings that must agree. Fine-tuning may differ: it makes another method of it, and the
-    line's title says so."""
-    protocol = result.experiment.evaluation.model_dump(exclude={"fine_tune", "train"})
-    return {f"evaluation.{name}": value for name, value in {**protocol, "metric": result.metric.name}.items()}
-
-
-def _refuse_if_different(one: RunResult, other: RunResult, of: Callable[[RunResult], Plain]) -> None:
-    if of(one) != of(other):
-        _refuse(one, other, of)
-
-
-def _refuse(one: RunResult, other: RunResult, of: Callable[[RunResult], Plain]) -> None:
-    mine, theirs = of(one), of(other)
-    name = next((name for name in mine if mine[name] != theirs[name]), None)
-    if name is None:
-        what = f"the samples themselves are others in {_where(one)} than in {_where(other)}"
-    else:
-        values = (mine[name], theirs[name])
-        here, there = ("the default" if value is None else json.dumps(value) for value in values)
-        what = f"{name} is {here} in {_where(one)} and {there} in {_where(other)}"
-    raise FedtailorError(f"These runs cannot be compared: {what}.")
-
-
-def _where(result: RunResult) -> str:
-    return str(result.path or f"{result.experiment.method} with seed {result.experiment.seed}")
 
 
 def _identity(result: RunResult) -> tuple[str, Plain, Plain]:
@@ -246,20 +197,32 @@ def _varied(groups: Sequence[Sequence[RunResult]]) -> list[Plain]:
     return varied
 
 
+def _titles(groups: Sequence[Sequence[RunResult]], tuned: bool) -> list[Plain]:
+    """Find the values that a line's title names: those that distinguish it. If the settings of each method are `tuned`,
+    they are not the same in all lines, and name a line only where the method has several."""
+    identities, titles = [_identity(group[0]) for group in groups], []
+    for (method, _, _), varied in zip(identities, _varied(groups), strict=True):
+        own = [settings for name, settings, _ in identities if name == method]
+        always = {"fine_tune", *CONDITIONS}
+        same = {n for n in own[0] if n not in always and all(settings[n] == own[0][n] for settings in own)}
+        titles.append({n: v for n, v in varied.items() if not (tuned and n in same)})
+    return titles
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     """Compute the mean; None if any value is missing."""
     found = list(values)
     return None if not found or None in found else fmean(value for value in found if value is not None)
 
 
-def _line(results: Sequence[RunResult], settings: Plain, target: float | None) -> Line:
+def _line(results: Sequence[RunResult], settings: Plain, named: Plain, target: float | None) -> Line:
     method = results[0].experiment.method
     value, value_std = _over_seeds([result.value for result in results])
     accuracy, accuracy_std = _over_seeds([result.accuracy for result in results])
     reached = [until(result, target) if target is not None else None for result in results]
     chosen = [result.chosen() for result in results]
     return Line(
-        title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in settings.items())]),
+        title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in named.items())]),
         method=method,
         settings=settings,
         results=tuple(results),
@@ -295,8 +258,9 @@ def _plain_value(value: Any) -> str:
 
 
 def _with_choice(lines: list[Line]) -> list[Line]:
-    """Choose one of each method's lines by its value on validation data, the first of equals. With and without
-    fine-tuning, under another attack or budget, or with another defence, it is another question."""
+    """Choose one of each method's lines by its value on validation data, the first of equals; none where there are no
+    such data. With and without fine-tuning, under another attack or budget, or with another defence, it is another
+    question."""
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         asked = line.results[0].experiment
@@ -304,17 +268,19 @@ def _with_choice(lines: list[Line]) -> list[Line]:
         groups.setdefault((line.method, *question), []).append(line)
     chosen = dict[str, bool]()
     for group in groups.values():
-        if len(group) > 1 and all(line.validation is not None for line in group):
-            found = [line.validation or 0.0 for line in group]
-            best = group[found.index(group[0].metric.worst_first(found)[-1])]
-            chosen |= {line.title: line is best for line in group}
+        if len(group) > 1:
+            found = [line.validation for line in group if line.validation is not None]
+            best = group[0].metric.best(found)
+            first = next((line for line in group if best is not None and line.validation == best), None)
+            chosen |= {line.title: line is first for line in group}
     return [replace(line, chosen=chosen.get(line.title)) for line in lines]
 
 
 def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
     """Add the gain of every line over the best line of Local on the same seeds, and return the title of that. If there
     are several, the best is the one on validation data, where there are any."""
-    local = [line for line in lines if line.method == "local" and line.value is not None and line.chosen is not False]
+    local = [line for line in lines if line.method == "local" and line.value is not None]
+    local = [line for line in local if line.chosen is not False] or local
     if not local:
         return lines, None
     validated = all(line.validation is not None for line in local)
@@ -340,11 +306,12 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
 
 
 def _ranked(lines: list[Line]) -> list[Line]:
-    """Mark the best line and the second, by the mean of the metric; equals share a place. Lines that were not chosen on
-    validation data have none."""
-    ranked = {line.value for line in lines if line.value is not None and line.chosen is not False}
-    places = lines[0].metric.worst_first(ranked)
-    if len(lines) < 2 or not places:
+    """Mark the best line and the second, by the mean of the metric; equals share a place. Lines that validation data
+    did not choose among those of their method have none."""
+    ranked = [line for line in lines if line.value is not None and line.chosen is not False]
+    places = lines[0].metric.worst_first({line.value for line in ranked if line.value is not None})
+    alone = len(ranked) == 1 and not ranked[0].chosen  # the others are lines of which none is chosen
+    if len(lines) < 2 or not places or alone:
         return lines
     first, second = places[-1], places[-2] if len(places) > 1 else None
     return [
@@ -367,26 +334,10 @@ def _with_significance(lines: list[Line]) -> list[Line]:
     if best is None:
         return lines
     others = {place: line for place, line in enumerate(lines) if line is not best and line.chosen is not False}
-    raw = {place: wilcoxon(*_paired(line, best)) for place, line in others.items()}
+    raw = {place: wilcoxon(*paired(line.results, best.results)) for place, line in others.items()}
     tested = {place: p for place, p in raw.items() if p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     return [replace(line, p=corrected.get(place)) for place, line in enumerate(lines)]
-
-
-def _paired(one: Line, other: Line) -> tuple[Values, Values]:
-    """Average each client's value in two lines over the seeds that both have."""
-    theirs = {result.experiment.seed: client_values(result) for result in other.results}
-    pairs: dict[int, list[tuple[float, float]]] = {}
-    for result in one.results:
-        values = theirs.get(result.experiment.seed, {})
-        for client, value in client_values(result).items():
-            if client in values:
-                pairs.setdefault(client, []).append((value, values[client]))
-    first = {client: fmean(a for a, _ in both) for client, both in pairs.items()}
-    return first, {client: fmean(b for _, b in both) for client, both in pairs.items()}
-
-
-# --- the words ---
 
 
 def _title(results: Sequence[RunResult]) -> str:
@@ -398,115 +349,3 @@ def _title(results: Sequence[RunResult]) -> str:
         f"{experiment.data}, {len(results[0].names)} clients, {' or '.join(map(str, rounds))} rounds, "
         f"seed{'s' if len(seeds) > 1 else ''} {shown}"
     )
-
-
-def _sentences(summary: Summary) -> Iterable[str]:
-    """Yield the sentences below the table."""
-    lines = summary.lines
-    protocols = [line.results[0].experiment.evaluation for line in lines]
-    tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
-    yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
-    yield from hostile_in_words(lines)
-    if known := lines[0].results[0].known_for:
-        yield known
-    yield from missing_in_words(lines)
-    if summary.tuned is not None:
-        yield f"Settings chosen on validation data ({summary.tuned})."
-    if any(line.chosen for line in lines):
-        yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
-    seeds = {line.seeds for line in lines}
-    if len(seeds) > 1:
-        yield "Lines differ in their seeds: what is compared is of the seeds that both have."
-    elif len(lines[0].seeds) > 1:
-        yield f"Mean ± standard deviation (n − 1) over {len(lines[0].seeds)} seeds."
-    if unfinished := [line.title for line in lines if not line.finished]:
-        yield f"Not finished: {'; '.join(unfinished)}."
-    if came := joined_in_words(lines[0].results[0].partition["joined"]):
-        yield f"{came}."
-    yield from _about_early_stops(summary)
-    clients = len(lines[0].results[0].names)
-    said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
-    if failed := [f"{title}: {words}" for title, words in said if words]:
-        who = "Honest ones" if any(result.hostile for line in lines for result in line.results) else "These clients"
-        yield f"Failures: {'; '.join(failed)}. {who} count with models that missed that training."
-    if absent := max(len(result.never_called) for line in lines for result in line.results):
-        yield (
-            f"Up to {absent} of {clients} clients were never called: they count with what the "
-            "method gives to a new client."
-        )
-    yield from dict.fromkeys(words for line in lines if (words := line.results[0].privacy_in_words))
-    if any(line.gain is not None for line in lines):
-        yield (
-            f"Gain over {summary.base}: mean ± standard deviation over clients, averaged over seeds, and how many "
-            "clients lose."
-        )
-    yield "Worst decile: mean of the worst tenth of the clients."
-    if summary.target is not None:
-        slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
-        partly = protocols[0].clients == "all" and any(
-            result.experiment.participation != "all" for line in lines for result in line.results
-        )
-        metric = summary.metric
-        whose = f"mean {metric.title} of the clients called so far" if partly else metric.title
-        yield f"Rounds and bytes until the {whose} is {target_text(summary)}, mean over seeds{slowest}."
-    if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
-        yield "Passes: how often a participant computes the gradient of each training sample in a round."
-    yield from _about_the_test(summary)
-
-
-def hostile_in_words(lines: Sequence[Line]) -> Iterable[str]:
-    """Say of whom the averages are where clients are hostile, and who these are with each seed."""
-    attacks = dict.fromkeys(result.experiment.attack for line in lines for result in line.results)
-    for attack in filter(None, attacks):
-        runs = [result for line in lines for result in line.results if result.experiment.attack == attack]
-        of_seed = {run.experiment.seed: run for run in runs}
-        first, *others = of_seed
-        said = of_seed[first].averages_of.rstrip(".") + (f" with seed {first}" if others else "")
-        for seed in others:
-            names = of_seed[seed].names
-            said += f"; {listed([names[client] for client in of_seed[seed].hostile])} with seed {seed}"
-        yield f"{f'attack={attack}: ' if len(attacks) > 1 else ''}{said}."
-
-
-def missing_in_words(lines: Sequence[Line]) -> Iterable[str]:
-    """Say which clients were not measured, and with which lines: their averages are of other clients."""
-    absent = {line.title: sorted({name for result in line.results for name in result.missing}) for line in lines}
-    named = [(title, "clients" if len(names) > 1 else "client", names) for title, names in absent.items() if names]
-    if said := "; ".join(f"{title}: {word} {listed(names)}" for title, word, names in named):
-        yield f"Not measured in the round that counts: {said}. These averages are of the other clients."
-    rounds = [bool(record.missing) for line in lines for result in line.results for record in result.rounds]
-    if any(rounds):
-        yield f"In {sum(rounds)} of {len(rounds)} rounds not all clients were measured."
-
-
-def target_text(summary: Summary) -> str:
-    """Format the target: 90 %, or "at most 55" where lower is better."""
-    metric, target = summary.metric, summary.target or 0.0
-    return f"{100 * target:g} %" if metric.percent else f"{'' if metric.higher_is_better else 'at most '}{target:g}"
-
-
-def _about_early_stops(summary: Summary) -> Iterable[str]:
-    patience = summary.lines[0].results[0].experiment.evaluation.patience
-    rounds = [len(result.rounds) for line in summary.lines for result in line.results if result.stopped]
-    if rounds:
-        runs = sum(len(line.results) for line in summary.lines)
-        yield (
-            f"{len(rounds)} of {runs} runs stopped early, after {min(rounds)} to {max(rounds)} rounds: no better "
-            f"validation {summary.metric.title} in {patience} evaluated rounds."
-        )
-
-
-def _about_the_test(summary: Summary) -> Iterable[str]:
-    best, tested = summary.best, [line for line in summary.lines if line.p is not None]
-    if best is None or not tested:
-        return
-    clients = min(len(_paired(line, best)[0]) for line in tested)
-    whose = f"their {summary.metric.title} averaged over seeds"
-    honest = "honest " if any(result.hostile for line in summary.lines for result in line.results) else ""
-    yield (
-        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} {honest}clients ({whose}) against "
-        f"{best.title}, corrected by Holm for {len(tested)} "
-        f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
-    )
-    if len(tested) * 2 / 2**clients >= LEVEL:
-        yield f"With {clients} clients and so many comparisons, this test cannot find any."

@@ -26,6 +26,7 @@ from fedtailor.metric import ACCURACY
 from fedtailor.preparing import Objects, Prepared
 from fedtailor.runs import OnRound, OnStart, run_prepared
 from fedtailor.server.evaluation import chosen_round
+from fedtailor.settings import FILE as CHOSEN
 from fedtailor.simulation import Simulation
 from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
@@ -36,7 +37,7 @@ from fedtailor.studies.runner import PreparedRuns, perform, run_name
 from fedtailor.studies.trials import Budget, Trial, Trials, Tuned
 from fedtailor.toml import parse_toml, write_toml
 
-FILE, CHOSEN = "tuning.toml", "tuned.toml"
+FILE = "tuning.toml"
 WORSE, LATE = "worse than the median of the trials before it", "its time was up"
 
 

@@ -419,7 +419,7 @@ class TestShow:
 class TestCatalogues:
     def test_methods(self, call: Call) -> None:
         rows = json.loads(done(call("methods", "--json")))
-        assert all(row.keys() == {"name", "summary", "parameters", "uploads", "paper"} for row in rows)
+        assert all(row.keys() == {"name", "summary", "parameters", "uploads", "paper", "tuned"} for row in rows)
         by_name = {row["name"]: row for row in rows}
         assert len(rows) == len(by_name) == 26
         assert by_name["pgfedmo"]["parameters"]["beta"]["default"] == 0.5

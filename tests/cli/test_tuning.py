@@ -1,5 +1,6 @@
 """`fedtailor tune`, `compare --tune` and `compare --settings`."""
 
+import io
 import json
 import os
 import re
@@ -7,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedtailor.cli import display
+from fedtailor.cli.tuning import _title
+from fedtailor.reporting.tuned import tuning_table
+from fedtailor.studies.trials import Trial, Tuned
+from fedtailor.text import SafeConsole
 from tests.cli.calling import Call, contents, done, interrupted_in, refusal
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
@@ -91,6 +97,24 @@ class TestTune:
         assert refusal(call, "tune", "ditto", *SMALL, *words).startswith(said)
 
 
+class TestNarrowPages:
+    def test_a_trial_is_named_without_its_settings_where_there_is_no_room_for_the_bar(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = {"lr": 0.1, "lam": 0.5}
+        for width, said in ((80, "ditto, trial 1 of 2"), (120, "ditto, trial 1 of 2: lr=0.1, lam=0.5")):
+            monkeypatch.setattr(display.out, "width", width)
+            assert _title("ditto, trial 1 of 2", settings) == said
+
+    def test_no_chosen_value_is_cut(self) -> None:
+        settings = {"reconstruction_epochs": 10, "reconstruction_lr": 0.000123}
+        tuned = [Tuned("fedrecon", (Trial(settings=settings, state="done", values={1: 0.5}),))]
+        console = SafeConsole(width=80, file=io.StringIO(), color_system=None)
+        with console.capture() as captured:
+            console.print(tuning_table(tuned, "1 trials a method"))
+        assert "…" not in captured.get()
+
+
 class TestCompare:
     def test_tunes_first_and_says_what_was_chosen(self, call: Call) -> None:
         words = ("compare", "fedavg", "ditto", *FEW, "--tune", 3, "--seeds", "0,1", "--out", "a")
@@ -107,6 +131,28 @@ class TestCompare:
         assert done(call("compare", "a/comparison.toml", "--out", "a")) in text
         done(call("report", "a", "--out", "a.html"))
         assert "Settings chosen on validation data (3 trials" in Path("a.html").read_text(encoding="utf-8")
+
+    def test_what_was_chosen_fits_a_narrow_page(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(display.out, "width", 80)
+        text = done(call("compare", "fedrep", *FEW, "--tune", 1, "--seeds", "0", "--out", "a"))
+        first, second = text.splitlines()[:2]
+        assert first.startswith("fedrep: max_lr=0.02, head_epochs=10, body_epochs=1 (accuracy ")
+        assert second.startswith("  ")
+        assert max(len(first), len(second)) <= 80
+        assert "trials: 1 done, 0 pruned, 0 failed)" in " ".join(f"{first} {second}".split())
+
+    def test_lines_are_named_by_their_method_and_it_is_said_again(self, call: Call) -> None:
+        """Each method has a learning rate of its own: it does not tell lines apart."""
+        rates = 'methods = ["fedavg", "ditto"]\ntuned = "by hand"\n[settings.fedavg]\nlr = 0.3\n'
+        Path("other.toml").write_text(rates)
+        text = done(call("compare", "other.toml", *FEW, "--seeds", "0", "--out", "a"))
+        assert "lr=" not in text
+        assert [line["settings"] for line in json.loads(Path("a/result.json").read_text())["lines"]] == [
+            {"lr": 0.3},
+            {"lr": 0.1},
+        ]
+        again = done(call("show", "a"))
+        assert "Settings chosen on validation data (by hand)." in " ".join(again.split())
 
     def test_takes_the_settings_of_a_tuning(self, call: Call) -> None:
         done(call("tune", "fedavg", "ditto", *FEW, "--trials", 3, "--out", "t"))

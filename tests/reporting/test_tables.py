@@ -23,6 +23,7 @@ from fedtailor.reporting.tables import (
     summarize,
     write_tables,
 )
+from fedtailor.studies.clients import client_table
 from fedtailor.studies.measures import holm, wilcoxon
 from tests.reporting.made_up import made_up
 
@@ -200,6 +201,69 @@ class TestLines:
         assert [row[1] for row in rows] == ["50.00", "60.00", "90.00", "**70.00**", "<u>65.00</u>"]
         assert r"70.00 $\surd$" in latex(made)
 
+    def test_the_choice_is_in_csv_and_json_too(self, tmp_path: Path) -> None:
+        for lr, test, validation in ((0.1, 0.9, 0.6), (0.01, 0.7, 0.8)):
+            made_up(tmp_path / f"{lr}", "ditto", [[test, test]], lr=lr, validation_accuracy=validation)
+        results = [ft.load(tmp_path / lr) for lr in ("0.1", "0.01")]
+        made = summarize([*results, made_up(tmp_path / "l", "local", [[0.5, 0.5]], lr=0.1, validation_accuracy=0.5)])
+        write_tables(made, tmp_path)
+        rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+        assert [(row["chosen"], row["validation"]) for row in rows] == [("False", "0.6"), ("True", "0.8"), ("", "0.5")]
+        lines = json.loads((tmp_path / "result.json").read_text())["lines"]
+        assert [line["chosen"] for line in lines] == [False, True, None]
+        assert [line["best"] for line in lines] == [False, True, False]
+
+    def test_validation_is_the_mean_over_seeds(self, tmp_path: Path) -> None:
+        """The rate that is best with one seed is not the best on average."""
+        values = {0.1: (0.9, 0.1), 0.01: (0.6, 0.6)}
+        made = summarize(
+            [
+                made_up(tmp_path / f"{lr}-{seed}", "ditto", [[0.5]], seed, lr=lr, validation_accuracy=of_seed[seed])
+                for lr, of_seed in values.items()
+                for seed in (0, 1)
+            ]
+        )
+        assert [line.validation for line in made.lines] == [pytest.approx(0.5), pytest.approx(0.6)]
+        assert [line.chosen for line in made.lines] == [False, True]
+
+    def test_without_validation_data_nothing_is_chosen_and_test_data_do_not_stand_in(self, tmp_path: Path) -> None:
+        values = {("local", 0.1): 0.5, ("fedavg", 0.1): 0.6, ("ditto", 0.1): 0.9, ("ditto", 0.01): 0.7}
+        results = [
+            made_up(tmp_path / f"{method}{lr}", method, [[test, test]], lr=lr) for (method, lr), test in values.items()
+        ]
+        made = summarize(results)
+        assert [line.chosen for line in made.lines] == [None, None, False, False]
+        assert [line.best for line in made.lines] == [False, True, False, False]
+        assert [line.p is None for line in made.lines] == [False, True, True, True]
+        assert "Without validation data, none of the lines of ditto is chosen: they are not ranked" in made.caption
+        assert "✓" not in markdown(made)
+        assert "validation |" not in markdown(made)
+        clients = client_table(made)
+        assert [row.best for row in clients.rows] == [(False, True, False, False)] * 2
+        assert "Best in general: fedavg, lr=0.1 (60.00)." in clients.caption
+        for few in (results[1:], results[2:]):  # nothing is left to be better than
+            assert [line.best for line in summarize(few).lines] == [False] * len(few)
+            assert "Best in general" not in client_table(summarize(few)).caption
+
+    def test_a_line_without_a_validation_value_is_not_chosen(self, tmp_path: Path) -> None:
+        """Its metrics were not finite, say."""
+        results = [made_up(tmp_path / "a", "ditto", [[0.9]], lr=0.1)]
+        results += [made_up(tmp_path / "b", "ditto", [[0.7]], lr=0.01, validation_accuracy=0.6)]
+        assert [line.chosen for line in summarize(results).lines] == [False, True]
+
+    def test_clients_are_best_with_chosen_lines_only(self, tmp_path: Path) -> None:
+        values = {("local", 0.1): (0.5, 0.9), ("ditto", 0.1): (0.9, 0.6), ("ditto", 0.01): (0.7, 0.7)}
+        made = client_table(
+            summarize(
+                [
+                    made_up(tmp_path / f"{method}{lr}", method, [[test]], lr=lr, validation_accuracy=validation)
+                    for (method, lr), (test, validation) in values.items()
+                ]
+            )
+        )
+        assert made.rows[0].best == (False, False, True)
+        assert "Best in general: ditto, lr=0.01 (70.00)." in made.caption
+
     def test_with_and_without_fine_tuning_is_no_choice_of_settings(self, tmp_path: Path) -> None:
         results = [
             made_up(tmp_path / f"{n}", "fedavg", [[0.5]], validation_accuracy=0.5 + n / 10, evaluation={"fine_tune": n})
@@ -348,13 +412,15 @@ class TestFormats:
 
     def test_latex_is_a_booktabs_table_with_everything_escaped(self, tmp_path: Path) -> None:
         results = [
-            made_up(tmp_path / "a", "my_lab:Half_50%", [[0.5]], parameters={"share": "a&b#1"}),
-            made_up(tmp_path / "b", "my_lab:Half_50%", [[0.6]], parameters={"share": "{~^\\$}"}),
+            made_up(tmp_path / "a", "my_lab:Half_50%", [[0.5]], validation_accuracy=0.5, parameters={"share": "a&b#1"}),
+            made_up(
+                tmp_path / "b", "my_lab:Half_50%", [[0.6]], validation_accuracy=0.6, parameters={"share": "{~^\\$}"}
+            ),
         ]
         made = summarize(results)
         text = latex(made)
         body = text.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()
-        assert body[0].startswith(r"my\_lab:Half\_50\%, share=a\&b\#1 & \underline{50.00} & ")
+        assert body[0].startswith(r"my\_lab:Half\_50\%, share=a\&b\#1 & 50.00 & 50.00 & ")
         assert r"share=\{\textasciitilde{}\textasciicircum{}\textbackslash{}\$\} & \textbf{60.00}" in body[1]
         columns = re.search(r"\\begin\{tabular\}\{(l r*)\}", text.replace("{l", "{l "))
         assert columns is not None

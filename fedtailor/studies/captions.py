@@ -1,0 +1,136 @@
+"""The words below a table: the evaluation protocol, who was not measured, how lines were chosen and tested."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fedtailor.errors import listed
+from fedtailor.server.records import failures_in_words, joined_in_words
+from fedtailor.settings import tuned_in_words
+from fedtailor.studies.measures import LEVEL, paired
+
+if TYPE_CHECKING:
+    from fedtailor.studies.summary import Line, Summary
+
+
+def sentences(summary: "Summary") -> Iterable[str]:
+    """Yield the sentences below the table."""
+    lines = summary.lines
+    protocols = [line.results[0].experiment.evaluation for line in lines]
+    tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
+    yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
+    yield from hostile_in_words(lines)
+    if known := lines[0].results[0].known_for:
+        yield known
+    yield from missing_in_words(lines)
+    if summary.tuned is not None:
+        yield tuned_in_words(summary.tuned)
+    if any(line.chosen for line in lines):
+        yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
+    yield from _about_no_choice(lines)
+    seeds = {line.seeds for line in lines}
+    if len(seeds) > 1:
+        yield "Lines differ in their seeds: what is compared is of the seeds that both have."
+    elif len(lines[0].seeds) > 1:
+        yield f"Mean ± standard deviation (n − 1) over {len(lines[0].seeds)} seeds."
+    if unfinished := [line.title for line in lines if not line.finished]:
+        yield f"Not finished: {'; '.join(unfinished)}."
+    if came := joined_in_words(lines[0].results[0].partition["joined"]):
+        yield f"{came}."
+    yield from _about_early_stops(summary)
+    clients = len(lines[0].results[0].names)
+    said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
+    if failed := [f"{title}: {words}" for title, words in said if words]:
+        who = "Honest ones" if any(result.hostile for line in lines for result in line.results) else "These clients"
+        yield f"Failures: {'; '.join(failed)}. {who} count with models that missed that training."
+    if absent := max(len(result.never_called) for line in lines for result in line.results):
+        yield (
+            f"Up to {absent} of {clients} clients were never called: they count with what the "
+            "method gives to a new client."
+        )
+    yield from dict.fromkeys(words for line in lines if (words := line.results[0].privacy_in_words))
+    if any(line.gain is not None for line in lines):
+        yield (
+            f"Gain over {summary.base}: mean ± standard deviation over clients, averaged over seeds, and how many "
+            "clients lose."
+        )
+    yield "Worst decile: mean of the worst tenth of the clients."
+    if summary.target is not None:
+        slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
+        partly = protocols[0].clients == "all" and any(
+            result.experiment.participation != "all" for line in lines for result in line.results
+        )
+        metric = summary.metric
+        whose = f"mean {metric.title} of the clients called so far" if partly else metric.title
+        yield f"Rounds and bytes until the {whose} is {target_text(summary)}, mean over seeds{slowest}."
+    if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
+        yield "Passes: how often a participant computes the gradient of each training sample in a round."
+    yield from _about_the_test(summary)
+
+
+def _about_no_choice(lines: Sequence["Line"]) -> Iterable[str]:
+    """Say which methods have several lines and no validation data to choose one by."""
+    chosen = {line.method for line in lines if line.chosen}
+    methods = dict.fromkeys(line.method for line in lines if line.chosen is False and line.method not in chosen)
+    if methods:
+        yield (
+            f"Without validation data, none of the lines of {listed(list(methods))} is chosen: they are not ranked, as "
+            "the best of them on test data would be better there than on others."
+        )
+
+
+def hostile_in_words(lines: Sequence["Line"]) -> Iterable[str]:
+    """Say of whom the averages are where clients are hostile, and who these are with each seed."""
+    attacks = dict.fromkeys(result.experiment.attack for line in lines for result in line.results)
+    for attack in filter(None, attacks):
+        runs = [result for line in lines for result in line.results if result.experiment.attack == attack]
+        of_seed = {run.experiment.seed: run for run in runs}
+        first, *others = of_seed
+        said = of_seed[first].averages_of.rstrip(".") + (f" with seed {first}" if others else "")
+        for seed in others:
+            names = of_seed[seed].names
+            said += f"; {listed([names[client] for client in of_seed[seed].hostile])} with seed {seed}"
+        yield f"{f'attack={attack}: ' if len(attacks) > 1 else ''}{said}."
+
+
+def missing_in_words(lines: Sequence["Line"]) -> Iterable[str]:
+    """Say which clients were not measured, and with which lines: their averages are of other clients."""
+    absent = {line.title: sorted({name for result in line.results for name in result.missing}) for line in lines}
+    named = [(title, "clients" if len(names) > 1 else "client", names) for title, names in absent.items() if names]
+    if said := "; ".join(f"{title}: {word} {listed(names)}" for title, word, names in named):
+        yield f"Not measured in the round that counts: {said}. These averages are of the other clients."
+    rounds = [bool(record.missing) for line in lines for result in line.results for record in result.rounds]
+    if any(rounds):
+        yield f"In {sum(rounds)} of {len(rounds)} rounds not all clients were measured."
+
+
+def target_text(summary: "Summary") -> str:
+    """Format the target: 90 %, or "at most 55" where lower is better."""
+    metric, target = summary.metric, summary.target or 0.0
+    return f"{100 * target:g} %" if metric.percent else f"{'' if metric.higher_is_better else 'at most '}{target:g}"
+
+
+def _about_early_stops(summary: "Summary") -> Iterable[str]:
+    patience = summary.lines[0].results[0].experiment.evaluation.patience
+    rounds = [len(result.rounds) for line in summary.lines for result in line.results if result.stopped]
+    if rounds:
+        runs = sum(len(line.results) for line in summary.lines)
+        yield (
+            f"{len(rounds)} of {runs} runs stopped early, after {min(rounds)} to {max(rounds)} rounds: no better "
+            f"validation {summary.metric.title} in {patience} evaluated rounds."
+        )
+
+
+def _about_the_test(summary: "Summary") -> Iterable[str]:
+    best, tested = summary.best, [line for line in summary.lines if line.p is not None]
+    if best is None or not tested:
+        return
+    clients = min(len(paired(line.results, best.results)[0]) for line in tested)
+    whose = f"their {summary.metric.title} averaged over seeds"
+    honest = "honest " if any(result.hostile for line in summary.lines for result in line.results) else ""
+    yield (
+        f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} {honest}clients ({whose}) against "
+        f"{best.title}, corrected by Holm for {len(tested)} "
+        f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
+    )
+    if len(tested) * 2 / 2**clients >= LEVEL:
+        yield f"With {clients} clients and so many comparisons, this test cannot find any."
