@@ -7,9 +7,10 @@ python -m results keep DIR    take over the records of finished runs and compari
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from results.keeping import keep_comparisons, keep_runs
+from results.keeping import keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import leaderboard
 from results.page import COMPARISONS, HERE, PAPERS, page
 
@@ -21,14 +22,13 @@ def main() -> None:
         prog="python -m results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="?", choices=["pages", "keep"], default="pages", help="what to do [pages]")
-    parser.add_argument("directory", nargs="?", type=Path, help="with keep: `reproductions` or `comparisons`")
+    parser.add_argument("directory", nargs="?", type=Path, help="with keep: reproductions, comparisons or tunings")
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     if arguments.what == "keep":
         if arguments.directory is None or not arguments.directory.is_dir():
-            parser.error("keep needs a directory with runs or comparisons")
-        for kept in (*keep_runs(arguments.directory, PAPERS), *keep_comparisons(arguments.directory, COMPARISONS)):
-            print(kept)
+            parser.error("keep needs a directory with runs, comparisons or tunings")
+        print(*keep(arguments.directory), sep="\n")
         return
     stale = []
     for path, text in ((DOCS / "results.md", page()), (DOCS / "leaderboard.md", leaderboard())):
@@ -38,6 +38,16 @@ def main() -> None:
                 path.write_text(text, encoding="utf-8")
     print(f"{'not current' if arguments.check else 'written'}: {', '.join(stale)}" if stale else "current")
     sys.exit(1 if stale and arguments.check else 0)
+
+
+def keep(source: Path) -> Iterator[Path]:
+    """Take over all records of a directory: those of comparisons or of tunings without their runs."""
+    if any(source.glob("*/comparison.toml")):
+        yield from keep_comparisons(source, COMPARISONS)
+    elif any(source.glob("*/tuning.toml")):
+        yield from keep_tunings(source, HERE / "tunings")
+    else:
+        yield from keep_runs(source, PAPERS)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,13 @@ from fedtailor.studies.runner import done
 
 MOST = 50_000  # bytes of a method's diagnostics; of larger ones those of the last round are kept alone
 QUESTION, SUMMARY = "comparison.toml", "result.json"
+SETTINGS = Path(__file__).parents[1] / "fedtailor" / "settings"
+SHIPPED = {  # tunings whose settings come with fedtailor, with the words for their data
+    "digits": "digits (8×8)",
+    "fashion-classes": "Fashion-MNIST, at most 100 training samples a client, half of the clients in a round",
+    "fashion-dirichlet": "Fashion-MNIST, at most 100 training samples a client, half of the clients in a round",
+    "flights": "a table (New York's flights of 2013: is one late?), at most 200 training samples an airline",
+}
 COPIED = ("about.json", "experiment.toml", "network.json", "partition.json", "rounds.jsonl", "result.json")
 
 
@@ -72,4 +79,16 @@ def keep_comparisons(source: Path, to: Path) -> Iterator[Path]:
             shutil.copyfile(question, kept / QUESTION)
             content = json.loads(summary.read_text(encoding="utf-8"))
             (kept / SUMMARY).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+            yield kept
+
+
+def keep_tunings(source: Path, to: Path) -> Iterator[Path]:
+    """Copy the trials of all finished tunings of a directory, and the settings that come with fedtailor."""
+    for chosen in sorted(source.glob("*/tuned.toml")):
+        name, kept = chosen.parent.name, to / chosen.parent.name
+        if not kept.exists():
+            shutil.copytree(chosen.parent, kept, ignore=shutil.ignore_patterns("runs", "*.tmp"))
+            if name in SHIPPED:
+                text = chosen.read_text(encoding="utf-8")
+                (SETTINGS / f"{name}.toml").write_text(f"# {SHIPPED[name]}\n{text}", encoding="utf-8")
             yield kept

@@ -8,7 +8,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.methods import all_methods
-from results.keeping import keep_comparisons, keep_runs
+from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import FEDERATIONS, LEAST, below, leaderboard, lines
 from results.page import FAR, difference, page, reproduction, studies
 from tests.methods.test_defaults import page_of
@@ -69,6 +69,23 @@ def test_a_comparison_is_kept_as_its_summary(tmp_path: Path) -> None:
     kept, made = (json.loads((tmp_path / place / "race" / "result.json").read_text()) for place in ("kept", "all"))
     assert kept == made
     assert not (tmp_path / "kept" / "race" / "runs").exists()
+
+
+def test_a_tuning_is_kept_as_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ft.tune(["local"], trials=2, seeds=[0], out=tmp_path / "all" / "digits", **SMALL)
+    (tmp_path / "settings").mkdir()
+    monkeypatch.setattr("results.keeping.SETTINGS", tmp_path / "settings")
+    assert list(keep_tunings(tmp_path / "all", tmp_path / "kept")) == [tmp_path / "kept" / "digits"]
+    assert {path.name for path in (tmp_path / "kept" / "digits").iterdir()} == {"tuning.toml", "tuned.toml", "trials"}
+    written = (tmp_path / "settings" / "digits.toml").read_text().splitlines()
+    assert written[0] == "# digits (8×8)"
+    assert written[1:] == (tmp_path / "all" / "digits" / "tuned.toml").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_settings_are_those_of_the_kept_tuning(name: str) -> None:
+    chosen = (ROOT / "results" / "tunings" / name / "tuned.toml").read_text(encoding="utf-8")
+    assert (ROOT / "fedtailor" / "settings" / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[2] == chosen
 
 
 @pytest.mark.parametrize(("ours", "paper", "text"), [
