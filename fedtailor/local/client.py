@@ -149,6 +149,11 @@ class Client:
         stream = self.stream("head", every_round=False)
         return torch.rand(len(head), generator=stream, dtype=head.dtype, device="cpu").to(head.device)
 
+    def own_head(self, start: HeadStart = "network") -> Tensor:
+        """Return the head that this client keeps in its state, or else the one that it begins with."""
+        head = self.state.get("head")
+        return self.initial_head(start) if head is None else head
+
     def descend(
         self,
         theta: Tensor,

@@ -40,6 +40,4 @@ class FedPer(Method):
         return {"body": theta[client.body]}
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
-        head = client.state.get("head")
-        head = client.initial_head(self.head_start) if head is None else head
-        return torch.cat([message["body"], head])
+        return torch.cat([message["body"], client.own_head(self.head_start)])

@@ -71,9 +71,7 @@ class FedRep(Method):
 
     def _joined(self, client: Client, message: Message) -> Tensor:
         """Join the shared body and the client's last head."""
-        head = client.state.get("head")
-        head = client.initial_head(self.head_start) if head is None else head
-        return torch.cat([message["body"], head])
+        return torch.cat([message["body"], client.own_head(self.head_start)])
 
     def _descend(self, client: Client, theta: Tensor, part: slice, epochs: int) -> Tensor:
         return client.descend(theta, part=part, epochs=epochs, steps=None, lr=min(client.optimizer.lr, self.max_lr))

@@ -83,6 +83,4 @@ class PFLEGO(Method):
         server.step("body", gradient, value_at(self.joint_lr, server.round), self.server_optimizer)  # Eq. 4
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
-        head = client.state.get("head")
-        head = client.initial_head(self.head_start) if head is None else head
-        return torch.cat([message["body"], head])
+        return torch.cat([message["body"], client.own_head(self.head_start)])
