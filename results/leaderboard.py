@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedtailor.methods import all_methods
+from fedtailor.settings import shipped
 from fedtailor.text import human_bytes
 
 HERE = Path(__file__).parent
@@ -60,8 +61,7 @@ def _tuned() -> Iterator[str]:
     first = result("leaderboard", "digits")
     said = [f"- **{name}**: {text}" for name, text in FEDERATIONS.items()]
     seeds = ", ".join(map(str, first["lines"][0]["seeds"]))
-    tuned = first["caption"].partition("Settings chosen on validation data (")[2].partition(")")[0]
-    yield INTRODUCTION.format(tuned=tuned, seeds=seeds, federations="\n".join(said))
+    yield INTRODUCTION.format(tuned=shipped("digits").how, seeds=seeds, federations="\n".join(said))
     found = {name: lines("leaderboard", name) for name in FEDERATIONS}
     ranks = {method: _mean_rank(method, found) for method in all_methods()}
     yield from _head(["method", *FEDERATIONS, "mean rank"])
