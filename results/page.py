@@ -121,17 +121,19 @@ def difference(cell: dict[str, Any]) -> str:
 
 
 def comparison_table(study: Study) -> Iterator[str]:
-    """Write a table of several comparisons over one setting: a line for each comparison."""
+    """Write a table of several comparisons over one setting: a line for each, or for each value of another setting."""
     yield f"### {study['title']}\n"
     if "text" in study:
         yield f"{study['text']}\n"
     found = {name: read_result(name) for name in study["comparisons"]}
-    over = study["over"]
+    over, by = study["over"], study.get("by")
     values = list(dict.fromkeys(line["settings"].get(over) for result in found.values() for line in result["lines"]))
     rows = []
     for name, result in found.items():
-        cells = {line["settings"].get(over): line for line in result["lines"]}
-        rows.append([study["comparisons"][name], *(_value(cells.get(value)) for value in values)])
+        for value in dict.fromkeys(line["settings"].get(by) for line in result["lines"]):
+            title = study["comparisons"][name] + ("" if by is None else f"{by} = {value:g}")
+            cells = {line["settings"].get(over): line for line in result["lines"] if line["settings"].get(by) == value}
+            rows.append([title, *(_value(cells.get(column)) for column in values)])
     yield from _table(["", *(f"{over} = {value:g}" for value in values)], rows)
     seeds = sorted({seed for result in found.values() for line in result["lines"] for seed in line["seeds"]})
     yield f"\nMean ± standard deviation over the seeds {', '.join(map(str, seeds))}. ✓: chosen by validation data.\n"
