@@ -15,7 +15,9 @@ from fedtailor.studies.reproduction import Reproduction
 
 HERE = Path(__file__).parent
 PAPERS, COMPARISONS, STUDIES = HERE / "papers", HERE / "comparisons", HERE / "studies.toml"
+POINTS = ("accuracy", "gain")  # measures of which a difference from the paper's is in points
 FAR = 2.0  # points from which a difference is marked and must have a remark
+SYMBOLS = {"mu": "μ", "quantile": "p"}
 Study = dict[str, Any]
 
 INTRODUCTION = """\
@@ -60,7 +62,8 @@ def paper_table(study: Study) -> Iterator[str]:
     head = ["row"]
     for column in columns:
         of = f"{column}, " if len(columns) > 1 else ""
-        head += [f"{of}ours", *([f"{of}last round"] if last else []), f"{of}paper", "difference"]
+        head += [f"{of}ours", *([f"{of}last round"] if last else []), f"{of}paper"]
+        head += ["difference"] if outcome["measure"] in POINTS else []
     yield from _table(head, [list(_cells(row, outcome)) for row in outcome["rows"]])
     for table in further_tables(outcome):
         yield f"\n{table.title}:\n"
@@ -108,7 +111,8 @@ def _cells(row: dict[str, Any], outcome: dict[str, Any]) -> Iterator[str]:
         if has_last(outcome):
             yield last_text(cell)
         yield paper_text(cell)
-        yield difference(cell) if outcome["measure"] in ("accuracy", "gain") else "–"
+        if outcome["measure"] in POINTS:
+            yield difference(cell)
 
 
 def difference(cell: dict[str, Any]) -> str:
@@ -133,8 +137,9 @@ def comparison_table(study: Study) -> Iterator[str]:
         for value in dict.fromkeys(line["settings"].get(by) for line in result["lines"]):
             title = study["comparisons"][name] + ("" if by is None else f"{by} = {value:g}")
             cells = {line["settings"].get(over): line for line in result["lines"] if line["settings"].get(by) == value}
-            rows.append([title, *(_value(cells.get(column)) for column in values)])
-    yield from _table(["", *(f"{over} = {value:g}" for value in values)], rows)
+            most = max(len(line["seeds"]) for line in result["lines"])
+            rows.append([title, *(_value(cells.get(column), most) for column in values)])
+    yield from _table(["", *(f"{SYMBOLS.get(over, over)} = {value:g}" for value in values)], rows)
     seeds = sorted({seed for result in found.values() for line in result["lines"] for seed in line["seeds"]})
     yield f"\nMean ± standard deviation over the seeds {', '.join(map(str, seeds))}. ✓: chosen by validation data.\n"
     for name in found:
@@ -149,11 +154,14 @@ def read_result(name: str) -> dict[str, Any]:
     return content
 
 
-def _value(line: dict[str, Any] | None) -> str:
+def _value(line: dict[str, Any] | None, seeds: int) -> str:
+    """Write the value of a line, and of how many seeds it is if some of its runs failed."""
     if line is None or line["value"] is None:
         return "–"
+    found = len(line["seeds"])
+    failed = "" if found == seeds else f" ({seeds - found} of {seeds} runs failed)"
     spread = "" if line["value_std"] is None else f" ± {100 * line['value_std']:.2f}"
-    return f"{100 * line['value']:.2f}{spread}{' ✓' if line['chosen'] else ''}"
+    return f"{100 * line['value']:.2f}{spread}{' ✓' if line['chosen'] else ''}{failed}"
 
 
 def _remarks(study: Study) -> Iterator[str]:
