@@ -28,12 +28,12 @@ INTRODUCTION = """\
 
 <!-- Written by `python -m results`: change the records in results/, not this page. -->
 
-Every method of the catalogue on four small real federations, **with settings tuned on validation data**
-({tuned}, the same budget for all). Accuracy in % of the personal models on test samples, mean over
-clients, after 20 rounds of 5 local epochs with `mlp`, mean ± standard deviation over the seeds {seeds}. **Bold** is the best
-of a column; `≈`: no significant difference from it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed 0
-alone. A rank says what a method is worth on such federations, with few samples, few rounds and a small network. It says
-nothing about large ones, and differences without significance say nothing at all.
+Every method of the catalogue on four small real federations, **with settings tuned on validation data** ({tuned}, the
+same budget for all). Accuracy in % of the personal models on test samples, mean over clients, after 20 rounds of 5
+local epochs with `mlp`, mean ± standard deviation over the seeds {seeds}. **Bold** is the best of a column; `≈`: no
+significant difference from it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed
+0 alone. A rank says what a method is worth on such federations, with few samples, few rounds and a small network. It
+says nothing about large ones, and differences without significance say nothing at all.
 
 {federations}
 """
