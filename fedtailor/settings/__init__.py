@@ -21,7 +21,7 @@ FILE = "tuned.toml"  # in a tuning's directory
 
 @dataclass(frozen=True)
 class TunedSettings:
-    """What a tuning chose, and on what."""
+    """The settings that a tuning chose, with the data that it chose them on."""
 
     source: str  # tuned:NAME, or a path
     about: str  # the data in words; "" if the file does not say
@@ -39,7 +39,7 @@ class TunedSettings:
 
     @property
     def tuned(self) -> str | None:
-        """How the settings were chosen, as a comparison that takes them records it."""
+        """The source and the budget, as a comparison that takes the settings records them."""
         return f"{self.source} ({self.how})" if self.source.startswith(SHIPPED) else self.how
 
     @property

@@ -1,4 +1,4 @@
-"""Whether runs can be compared: the same clients, samples and evaluation protocol."""
+"""Checks that runs can be compared: the same clients, samples and evaluation protocol."""
 
 import json
 from collections.abc import Callable, Sequence
