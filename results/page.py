@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.cli.reproducing import sections
-from fedtailor.presets import find_preset
+from fedtailor.presets import find_preset, presets
 from fedtailor.studies.outcome import further_tables, has_last, last_text, ours_text, paper_text, shortened
 from fedtailor.studies.reproduction import Reproduction
 
@@ -50,7 +50,21 @@ def page() -> str:
             parts.append(f"\n## {section}\n")
         made = paper_table(study) if "preset" in study else comparison_table(study)
         parts.append("\n".join(made) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *not_run()]) + "\n"
+
+
+def not_run() -> Iterator[str]:
+    """List the presets, and the columns of presets, that have no table here."""
+    shown = {study["preset"] for study in studies() if "preset" in study}
+    left = []
+    for name, preset in presets().items():
+        columns = [column for column in preset.columns if f"{name}-{column}" not in shown]
+        if name not in shown and columns:
+            some = len(columns) < len(preset.columns)
+            left.append(f"- `{name}`" + (f" ({', '.join(columns)})" if some else "") + f": {preset.title}")
+    yield "\n## Not run here\n"
+    yield "Tables and figures of the four papers that have a preset and no records yet (`fedtailor reproduce NAME`):\n"
+    yield from left
 
 
 def paper_table(study: Study) -> Iterator[str]:
