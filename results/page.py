@@ -155,7 +155,8 @@ def comparison_table(study: Study) -> Iterator[str]:
             rows.append([title, *(_value(cells.get(column), most) for column in values)])
     yield from _table(["", *(f"{SYMBOLS.get(over, over)} = {value:g}" for value in values)], rows)
     seeds = sorted({seed for result in found.values() for line in result["lines"] for seed in line["seeds"]})
-    yield f"\nMean ± standard deviation over the seeds {', '.join(map(str, seeds))}. ✓: chosen by validation data.\n"
+    over_seeds = f"Mean ± standard deviation over the seeds {', '.join(map(str, seeds))}."
+    yield f"\n{over_seeds if len(seeds) > 1 else f'Seed {seeds[0]}.'} ✓: chosen by validation data.\n"
     for name in found:
         yield f"    fedtailor compare results/studies/{name}.toml"
     yield ""
