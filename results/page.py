@@ -71,7 +71,7 @@ def paper_table(study: Study) -> Iterator[str]:
     """Write the table of a preset: ours, the last round, the paper's and the difference, for each column."""
     outcome = reproduction(study).outcome()
     yield f"### {outcome['title']}\n"
-    yield f"{outcome['paper']}. {how_short(study, outcome)}\n"
+    yield f"`{study['preset']}`. {outcome['paper']}. {how_short(study, outcome)}\n"
     columns, last = [cell["column"] for cell in outcome["rows"][0]["cells"]], has_last(outcome)
     head = ["row"]
     for column in columns:
