@@ -11,7 +11,7 @@ from fedtailor.methods import all_methods
 from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import FEDERATIONS, LEAST, below, leaderboard, lines
 from results.page import FAR, difference, page, reproduction, studies
-from tests.methods.test_defaults import page_of
+from tests.methods.pages import page_of
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"data": "digits", "clients": 4, "rounds": 3, "max_train": 20, "engine": "in-process"}

@@ -27,9 +27,7 @@ class FedPer(Method):
     personal_head: ClassVar[bool] = True
     uploads: ClassVar[Uploads] = {"body": Mean("samples")}
 
-    head_start: HeadStart = Field(
-        "network", description="a head's initial values: the network's, or uniform in [0, 1) as in PFLEGO's release"
-    )
+    head_start: HeadStart = Field("network", description="a head's initial values: the network's, or uniform in [0, 1)")
 
     def start(self, server: Server) -> None:
         server.state["body"] = server.initial[server.body]

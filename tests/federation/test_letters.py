@@ -183,7 +183,7 @@ def test_metrics_are_rounded_or_withheld_as_the_site_says(tmp_path: Path) -> Non
 def test_a_site_may_allow_other_methods(tmp_path: Path) -> None:
     federation = Federation(tmp_path, method="fedper", rounds=1, site={"allow": ["fedavg"]})
     header, tensors = begun(federation)
-    asked = {**header["experiment"], "method": "fedavg", "epochs": 2}
+    asked = {**header["experiment"], "method": "fedavg", "parameters": {}, "epochs": 2}
     assert answer_to(federation, "begin", tensors, **{**header, "experiment": asked})[0] == ""
     asked["method"] = "ditto"
     assert answer_to(federation, "begin", tensors, **{**header, "experiment": asked})[0] == "refused"

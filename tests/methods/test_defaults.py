@@ -7,16 +7,14 @@ and no global one more than two below FedAvg. A page that admits more says it in
 """
 
 import re
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 import fedtailor as ft
-from fedtailor.method import Method
 from fedtailor.methods import all_methods
+from tests.methods.pages import page_of
 
-DOCS = Path(__file__).parents[2] / "docs" / "methods"
 LAST = 5  # rounds of which the mean is taken
 PRECISION = 2.0  # points by which a page's figure may be off
 
@@ -25,12 +23,6 @@ def accuracy(method: str, partition: str) -> float:
     """In per cent, the mean of the last rounds: single ones go up and down."""
     result = ft.run(method, data="digits", partition=partition, engine="in-process")
     return 100 * fmean(record.accuracy or 0.0 for record in result.rounds[-LAST:])
-
-
-def page_of(method: Method) -> str:
-    """The text of the page of a method, or of the method which it varies."""
-    names = [kind.name for kind in type(method).__mro__ if issubclass(kind, Method) and kind.name]
-    return next((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in names if (DOCS / f"{name}.md").exists())
 
 
 def admitted(page: str, reference: str, partition: str) -> float | None:
