@@ -22,7 +22,7 @@ from fedtailor.studies.branches import shared_branches
 from fedtailor.studies.measures import individual_gains
 from fedtailor.studies.outcome import add_histogram, add_speedups, further_tables, last_round, markdown
 from fedtailor.studies.reproduction import Reproduction
-from tests.studies.test_reproduction import SMALL, work
+from tests.studies.parts import SMALL, work
 
 
 def outcome_of(rows: list[Plain], **more: Any) -> Plain:

@@ -23,8 +23,7 @@ from fedtailor.studies.outcome import markdown
 from fedtailor.studies.reproduction import Reproduction, counted_samples, run_cost
 from fedtailor.studies.runner import run_name
 from tests.reference.batches import stream
-
-SMALL: dict[str, Any] = {"data": "digits", "model": "mlp:16", "rounds": 3, "max_train": 30, "engine": "in-process"}
+from tests.studies.parts import SMALL, work
 
 
 def table(measure: str = "accuracy", **changes: Any) -> Preset:
@@ -44,11 +43,6 @@ def client_of(prepared: Prepared, number: int) -> ft.Client:
 def accuracy_of(metrics: Metrics) -> float:
     assert metrics.accuracy is not None
     return metrics.accuracy
-
-
-def work(reproduction: Reproduction) -> None:
-    for path, experiment in reproduction.todo().items():
-        reproduction.run(path, experiment, lambda record: None, lambda run: None)
 
 
 def test_ours_stands_beside_theirs_and_the_missing_are_named(tmp_path: Path) -> None:
