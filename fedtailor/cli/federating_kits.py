@@ -26,10 +26,8 @@ def plan(
     Private keys of the sites are made at the sites: send each its directory. `--central` makes them here, for trials.
 
     [bold]Examples[/]
-
-    fedtailor deploy plan federation.toml --out kits
-
-    fedtailor deploy plan federation.toml --out trial --central
+      fedtailor deploy plan federation.toml --out kits
+      fedtailor deploy plan federation.toml --out trial --central
     """
     from fedtailor.federation.kits import make_kits
 

@@ -40,10 +40,8 @@ def run(
     server and leaves a run that the same command goes on with.
 
     [bold]Examples[/]
-
-    fedtailor deploy run federation.toml
-
-    fedtailor deploy run federation.toml --kits kits --out runs/heart
+      fedtailor deploy run federation.toml
+      fedtailor deploy run federation.toml --kits kits --out runs/heart
     """
     _need_nvflare()
     from fedtailor.federation.nvflare.driver import Driver

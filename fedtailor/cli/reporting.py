@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedtailor.cli.completing import runs_and_comparisons
 from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="run directories, or directories that contain some", show_default=False),
+        typer.Argument(
+            metavar="DIR",
+            help="run directories, or directories that contain some",
+            show_default=False,
+            autocompletion=runs_and_comparisons,
+        ),
     ],
     to: Annotated[Path, typer.Option("--out", metavar="FILE", help="the page")] = Path("report.html"),
     figures: Annotated[
@@ -30,12 +36,9 @@ def report(
     data and by the same evaluation.
 
     [bold]Examples[/]
-
-    fedtailor report runs/ditto-digits-1
-
-    fedtailor report comparisons/digits-1 --out digits.html
-
-    fedtailor report runs/local runs/pgfed --figures paper/figures
+      fedtailor report runs/ditto-digits-1
+      fedtailor report comparisons/digits-1 --out digits.html
+      fedtailor report runs/local runs/pgfed --figures paper/figures
     """
     if to.is_dir():
         raise FedtailorError(f"{to} is a directory: give --out the name of a file, like {to / 'report.html'}.")

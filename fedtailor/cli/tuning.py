@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedtailor.cli.comparing import asked, numbers
+from fedtailor.cli.completing import methods_and_files, setting_names
 from fedtailor.cli.display import RoundProgress, err, json_text, marked, out, print_setup, progress_bars, setup_lines
 from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED
@@ -19,20 +20,24 @@ if TYPE_CHECKING:
 
 BESIDE = 80  # columns beside the name of a trial: the bar, its rounds, the value on validation data and the time left
 FAILED = 1  # exit code: there are settings, but not of all methods
+OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning", "show_default": False}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def tune(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD…|FILE.toml", show_default=False, help="methods, or one file with a comparison"),
+        typer.Argument(
+            metavar="METHOD|FILE.toml",
+            show_default=False,
+            help="methods, or one file with a comparison",
+            autocompletion=methods_and_files,
+        ),
     ],
     settings: dict[str, Any],
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help=r"trials of each method \[20]", show_default=False)
-    ] = None,
+    trials: Annotated[int | None, typer.Option(metavar="N", help=r"trials of each method \[20]", **OF_TUNING)] = None,
     seconds: Annotated[
-        float | None, typer.Option(metavar="X", help="seconds for each method, in place of trials", show_default=False)
+        float | None, typer.Option(metavar="X", help="seconds for each method, in place of trials", **OF_TUNING)
     ] = None,
     ranges: Annotated[
         list[str] | None,
@@ -40,21 +45,28 @@ def tune(
             "--range",
             metavar="NAME=RANGE",
             help="where a setting is searched: lr=0.01..1:log, epochs=1..10, batch=10|32 (may be repeated)",
-            show_default=False,
+            autocompletion=setting_names,
+            **OF_TUNING,
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", show_default=False)
+        str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", **OF_TUNING)
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="N,N,…", help="a trial is a run with each: their mean counts")] = "0",
+    seeds: Annotated[
+        str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts \[0]", **OF_TUNING)
+    ] = "0",
     assignments: Assignments = None,
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help=r"the tuning's directory \[tunings/DATA-1, -2, …]", show_default=False
+            "--out",
+            metavar="DIR",
+            help=r"the tuning's directory \[tunings/DATA-1, -2, …]",
+            rich_help_panel="Output",
+            show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for all.
 
@@ -64,12 +76,9 @@ def tune(
     shown in the end.
 
     [bold]Examples[/]
-
-    fedtailor tune fedavg ditto pgfed --data digits --trials 20 --out tunings/digits
-
-    fedtailor tune ditto --only lam --range lam=0.1..10:log --seconds 600
-
-    fedtailor compare fedavg ditto pgfed --settings tunings/digits
+      fedtailor tune fedavg ditto pgfed --data digits --trials 20 --out tunings/digits
+      fedtailor tune ditto --only lam --range lam=0.1..10:log --seconds 600
+      fedtailor compare fedavg ditto pgfed --settings tunings/digits
 
     After Ctrl-C or a crash, the same command with the same --out goes on; with
     more --trials it adds them.

@@ -557,7 +557,7 @@ class TestHelp:
 
     def test_help_names_every_command(self, call: Call) -> None:
         text = done(call("--help"))
-        assert all(f"│ {name} " in text for name in ("run", "resume", "show", "methods", "data", "models"))
+        assert all(f"\n  {name} " in text for name in ("run", "resume", "show", "methods", "data", "models"))
         assert "fedtailor run fedavg" in text
         assert done(call("-h")) == text
 
@@ -565,7 +565,7 @@ class TestHelp:
         answer = call()
         assert answer.err == ""
         assert "Usage:" in answer.out
-        assert "│ methods " in answer.out
+        assert "\n  methods " in answer.out
 
     def test_run_help_names_every_setting(self, call: Call) -> None:
         text = done(call("run", "--help"))
@@ -575,7 +575,7 @@ class TestHelp:
         assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", text)] == []
 
     def test_run_help_gives_the_defaults(self, call: Call) -> None:
-        text = re.sub(r"[\s│]+", " ", done(call("run", "--help")).partition("─ Options ─")[2])
+        text = re.sub(r"\s+", " ", done(call("run", "--help")).partition("\nData\n")[2])
         missing = []
         for flag, default in DEFAULTS.items():
             about = re.split(rf"[ ,]{flag}[ ,]", text)[1].split(" --")[0]
@@ -585,7 +585,7 @@ class TestHelp:
 
     def test_run_help_shows_examples(self, call: Call) -> None:
         text = done(call("run", "--help"))
-        examples = re.findall(r"^ fedtailor run (\S.*?) *$", text, re.MULTILINE)
+        examples = re.findall(r"^  fedtailor run (\S.*)$", text, re.MULTILINE)
         assert len(examples) >= 3
 
     @pytest.mark.parametrize(
@@ -614,20 +614,11 @@ class TestHelp:
         assert shown == sum("--help" in words for words in calls)
 
     def test_help_has_the_first_line_of_every_command(self, call: Call) -> None:
-        text = done(call("--help"))
+        text = " ".join(done(call("--help")).split())
         for name, (module, summary) in COMMANDS.items():
             command = getattr(importlib.import_module(f"fedtailor.cli.{module}"), name)
             assert command.__doc__.splitlines()[0] == summary
-            assert re.search(rf"^│ {name} +{re.escape(summary)} +│$", text, re.MULTILINE)
-
-    def test_options_are_not_cut_on_a_page_of_80_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("COLUMNS", "80")
-        names = [name for name in Experiment.model_fields if name not in ("method", "parameters", "evaluation")]
-        short = ("fine_tune", "choose", "metric", "patience")
-        names += [name if name in short else f"evaluate_{name}" for name in Evaluation.model_fields]
-        text = done(call("run", "--help"))
-        flags = ["--" + name.replace("_", "-") for name in names]
-        assert [flag for flag in flags if not re.search(rf"^│ {flag}[ ,]", text, re.MULTILINE)] == []
+            assert f" {name} {summary} " in text
 
     def test_what_a_file_turns_on_can_be_turned_off(self, call: Call) -> None:
         file = write("mine.toml", "clients = 3\nrounds = 1\ndrop_last = true\n[evaluation]\ntrain = true\n")
