@@ -65,6 +65,9 @@ BY_PURPOSE = {
             "List the settings that come with fedtailor: tuned once for each method, on several data.",
         ),
     },
+    "This machine": {
+        "doctor": ("doctoring", "Look at this installation and this machine: what a bug report needs."),
+    },
 }
 COMMANDS = {name: about for commands in BY_PURPOSE.values() for name, about in commands.items()}
 # Groups of commands for federations of real sites: the coordinator's, and a site's.

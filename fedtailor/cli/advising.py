@@ -7,6 +7,7 @@ import typer
 
 from fedtailor.cli.completing import completer_of, methods
 from fedtailor.cli.display import data_lines, err, json_text, marked, out, plain_table, progress_bars
+from fedtailor.cli.loudness import loudness
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.experiment import Experiment, make_experiment
@@ -64,13 +65,13 @@ def advise(
     experiment = make_experiment({"validation": HELD_OUT, **settings})
     race = {"budget": budget, "method": method}
     with progress_bars() as bars:
-        task = bars.add_task("setting up", total=None, status="")
+        task = bars.add_task("setting up", total=None, status="", unit="round")
 
         def report(title: str, done: int, total: int) -> None:
             bars.update(task, description=title, completed=done, total=total)
 
         def describe(data: "FederatedData") -> None:
-            for line in [] if json else data_lines([data]):
+            for line in [] if json or loudness.quiet else data_lines([data]):
                 bars.console.print(line, highlight=False, soft_wrap=True)
 
         try:

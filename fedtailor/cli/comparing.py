@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
 from fedtailor.cli.completing import methods_and_files, setting_names
-from fedtailor.cli.display import RoundProgress, err, marked, out, print_setup, progress_bars, setup_lines
+from fedtailor.cli.display import Bars, RoundProgress, announce, err, marked, out, progress_bars, setup_lines, working
 from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError, shown
@@ -111,7 +111,7 @@ def compare(
 
     work: Comparing | None = None
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             question = asked(what, settings, parse_assignments(assignments or []), tuned)
             question |= {} if seeds is None else {"seeds": numbers(seeds)}
             question |= {"grid": {**question.get("grid", {}), **_grid(grid)}} if grid else {}
@@ -121,11 +121,11 @@ def compare(
             work = Comparing(comparison, place) if tune is None else None
         if work is None:
             work = Comparing(_tuned(comparison, tune, place), place)
-        with out.status("setting up"):
+        with working("setting up"):
             todo, lines = work.todo(), dict[str, None]()
             work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
         if tune is None:  # else it is said already
-            print_setup(lines)
+            announce(lines)
         _perform(work, todo)
         summary = work.finish()
         write_tables(summary, work.out, work.extra)
@@ -152,7 +152,7 @@ def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Compar
     from fedtailor.studies.tuning import Tuner
 
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             work = Tuner.of(comparison, trials, place)
             begin(work)
         with progress_bars() as bars:
@@ -241,7 +241,7 @@ def numbers(text: str) -> list[int]:
 class _OneOfMany(RoundProgress):
     """The bar of one run, which moves the bar of all runs along."""
 
-    def __init__(self, progress: Progress, title: str, rounds: int, overall: TaskID, before: int) -> None:
+    def __init__(self, progress: Bars, title: str, rounds: int, overall: TaskID, before: int) -> None:
         super().__init__(progress, title, rounds)
         self.overall, self.before = overall, before
 
@@ -259,7 +259,8 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
     every = len(work.runs)
     before = sum(run.rounds for title, run in work.runs.items() if title not in todo)
     with progress_bars() as bars:
-        overall = bars.add_task(f"all {every} runs", total=sum(run.rounds for run in work.runs.values()), status="")
+        total = sum(run.rounds for run in work.runs.values())
+        overall = bars.add_task(f"all {every} runs", total=total, status="", unit="round")
         for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
             bars.update(overall, completed=before, status=f"run {number}")
             bar = _OneOfMany(bars, title, experiment.rounds, overall, before)
@@ -268,5 +269,5 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
             before += experiment.rounds
             if out.is_terminal:
                 said = result.metric.shown(result.value) if result else "failed"
-                bars.console.print(f"{title}: {said}", highlight=False)
+                bars.say(f"{title}: {said}")
         bars.update(overall, completed=before, status="")

@@ -64,7 +64,7 @@ def export(
     written: list[tuple[list[Path], Description]] = []
     with progress_bars() as bars:
         total = len(result.names) - len(result.partition["new"]) if client is None and not global_model else 1
-        bar = bars.add_task("exporting", total=total, status="")
+        bar = bars.add_task("exporting", total=total, status="", unit="model")
 
         def each(files: list[Path], about: "Description") -> None:
             written.append((files, about))
@@ -292,7 +292,7 @@ def adapt(
     if data is None:
         settings.pop("data_dir", None)  # it is the run's own data that were moved
     with progress_bars() as bars:
-        bar = bars.add_task("adapting", total=None, status="")
+        bar = bars.add_task("adapting", total=None, status="", unit="client")
         try:
             outcome = serve(
                 result,

@@ -8,7 +8,7 @@ import typer
 from fedtailor.cli.comparing import asked
 from fedtailor.cli.completing import from_names
 from fedtailor.cli.completing import methods as known_methods
-from fedtailor.cli.display import err, json_text, out, plain_table, progress_bars
+from fedtailor.cli.display import err, json_text, out, plain_table, progress_bars, working
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
@@ -107,7 +107,7 @@ def leak(
     each = [{**wanted, "method": name, "parameters": parameters.get(name, {})} for name in wanted.pop("methods")]
     found: Leakage | None = None
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             study = Study([make_experiment(one) for one in each], question, Objects())
             found = study.begin()
         _perform(study, found)
@@ -128,9 +128,9 @@ def leak(
 def _perform(study: "Study", found: "Leakage") -> None:
     """Attack all methods, under a bar of all iterations."""
     with progress_bars() as bars:
-        task = bars.add_task("", total=study.work, status="iterations")
+        task = bars.add_task("", total=None, status="iterations", unit="iteration")
         for prepared in study.prepared:
-            bars.update(task, description=prepared.experiment.method)
+            bars.update(task, description=prepared.experiment.method, total=study.work)
             found.rows.append(study.attack(prepared, lambda: bars.advance(task)))
 
 

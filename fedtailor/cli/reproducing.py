@@ -192,7 +192,7 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
     preset, every, todo = work.preset, work.experiments(), work.todo()
     samples = seconds = 0.0
     with progress_bars() as bars:
-        task = bars.add_task("measuring", total=len(todo), status="")
+        task = bars.add_task("measuring", total=len(todo), status="", unit="run")
         for experiment in todo.values():
             estimate = work.cost(experiment)
             samples, seconds = samples + estimate.samples, seconds + estimate.seconds
@@ -215,7 +215,7 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
 
 def _perform(work: "Reproduction", todo: dict[Path, Any]) -> None:
     with progress_bars() as bars:
-        overall = bars.add_task("all runs", total=len(todo), status="") if len(todo) > 1 else None
+        overall = bars.add_task("all runs", total=len(todo), status="", unit="run") if len(todo) > 1 else None
         for path, experiment in todo.items():
             bar = RoundProgress(bars, f"{experiment.method}, {_difference(experiment)}", experiment.rounds)
             work.run(path, experiment, bar.round, bar.start)

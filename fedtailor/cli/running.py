@@ -10,6 +10,7 @@ from rich.text import Text
 from fedtailor.cli.completing import from_names, methods_and_files, runs, runs_and_comparisons
 from fedtailor.cli.display import (
     RoundProgress,
+    announce,
     decimals,
     epsilon_text,
     err,
@@ -23,6 +24,7 @@ from fedtailor.cli.display import (
     results_table,
     setup_lines,
     visible,
+    working,
 )
 from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, choices, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
@@ -92,7 +94,7 @@ def run(
     from fedtailor.settings import find_settings, tuned_in_words
 
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             found = None if tuned is None else find_settings(tuned)
             experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
             paths = _directories(experiments, to)
@@ -101,7 +103,7 @@ def run(
         _interrupted(None)
     from fedtailor.runs import run_prepared
 
-    print_setup(setup_lines(prepared))
+    announce(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, ready, path in zip(experiments, prepared, paths, strict=True):

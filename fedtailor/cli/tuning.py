@@ -7,14 +7,23 @@ import typer
 
 from fedtailor.cli.comparing import asked, numbers
 from fedtailor.cli.completing import methods_and_files, setting_names
-from fedtailor.cli.display import RoundProgress, err, json_text, marked, out, print_setup, progress_bars, setup_lines
+from fedtailor.cli.display import (
+    Bars,
+    RoundProgress,
+    announce,
+    err,
+    json_text,
+    marked,
+    out,
+    progress_bars,
+    setup_lines,
+    working,
+)
 from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from fedtailor.studies.trials import Trial
     from fedtailor.studies.tuning import Tuner
 
@@ -91,7 +100,7 @@ def tune(
 
     place = to
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             comparison = make_comparison(
                 {**asked(what, settings, parse_assignments(assignments or [])), "seeds": numbers(seeds)}
             )
@@ -134,7 +143,7 @@ def begin(work: "Tuner", quiet: bool = False) -> None:
     lines = dict[str, None]()
     work.begin(lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
     if not quiet:
-        print_setup(lines)
+        announce(lines)
 
 
 def interrupted(place: Path | None) -> NoReturn:
@@ -144,7 +153,7 @@ def interrupted(place: Path | None) -> NoReturn:
     raise typer.Exit(INTERRUPTED) from None
 
 
-def perform(work: "Tuner", bars: "Progress") -> None:
+def perform(work: "Tuner", bars: Bars) -> None:
     """Make the trials that are left, under a bar for the present one."""
     from fedtailor.reporting.tuned import settings_in_words
 
@@ -152,7 +161,7 @@ def perform(work: "Tuner", bars: "Progress") -> None:
         return "validation " + work.metric.shown(None if value is None else work.metric.score(value))
 
     for method in work.comparison.methods:
-        task = bars.add_task(method, total=None, status="")
+        task = bars.add_task(method, total=None, status="", unit="round")
 
         def begun(number: int, settings: dict[str, Any], rounds: int, method: str = method, task: Any = task) -> None:
             of = f" of {work.budget.trials}" if work.budget.trials else ""
@@ -162,9 +171,9 @@ def perform(work: "Tuner", bars: "Progress") -> None:
             bars.update(task, completed=number, status=shown(value))
 
         def done(trial: "Trial", method: str = method) -> None:
-            if out.is_terminal:
+            if out.is_terminal:  # elsewhere the lines of progress say it
                 said = shown(trial.value) if trial.state == "done" else trial.state
-                bars.console.print(f"{method}, {settings_in_words(trial.settings)}: {said}", highlight=False)
+                bars.say(f"{method}, {settings_in_words(trial.settings)}: {said}")
 
         work.tune(method, done, begun, round)
         bars.remove_task(task)
@@ -175,10 +184,10 @@ def _title(trial: str, settings: dict[str, Any]) -> str:
     from fedtailor.reporting.tuned import settings_in_words
 
     whole = f"{trial}: {settings_in_words(settings)}"
-    return whole if len(whole) + BESIDE <= out.width else trial
+    return whole if len(whole) + BESIDE <= out.width or not out.is_terminal else trial
 
 
-def _finish(work: "Tuner", method: str, bars: "Progress") -> Any:
+def _finish(work: "Tuner", method: str, bars: Bars) -> Any:
     bar = RoundProgress(bars, f"{method}, chosen settings", work.comparison.settings["rounds"])
     tuned = work.finish(method, bar.round, bar.start)
     bars.remove_task(bar.task)
