@@ -49,7 +49,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="for programs")] = 
 def _show(facts: "Facts") -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     for title, lines in _lines(facts).items():
         table.add_row(title, Text("\n".join(visible(line) for line in lines)))
     out.print(table)

@@ -106,7 +106,8 @@ def doctor(
 ) -> None:
     """Check a kit, or a running site, for unsafe settings and old certificates.
 
-    For each it says how to mend it. The exit code is 1 if there is any.
+    For each it says how to mend it. The exit code is 1 if there is any. For fedtailor itself and its machine
+    there is another command: fedtailor doctor.
     """
     from fedtailor.federation.kits import doctor as look
 

@@ -20,7 +20,7 @@ from fedtailor.methods.ditto import Ditto
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport import Transport
-from tests.cli.calling import Answer, Call, contents, done, refusal
+from tests.cli.calling import PROGRESS, Answer, Call, contents, done, refusal
 from tests.helpers import files
 
 SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
@@ -102,7 +102,8 @@ def subprocess_answer(*words: str, cwd: Path, columns: int = 80) -> Answer:
     ended = subprocess.run(
         [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    return Answer(ended.returncode, ended.stdout, ended.stderr)
+    progress = tuple(line.rstrip("\n") for line in PROGRESS.findall(ended.stderr))
+    return Answer(ended.returncode, ended.stdout, PROGRESS.sub("", ended.stderr), progress=progress)
 
 
 class TestRun:
@@ -647,8 +648,11 @@ class TestHelp:
 
 class TestPipes:
     def test_output_into_a_pipe_is_the_setup_and_the_table_alone(self, tmp_path: Path) -> None:
+        """Progress goes to stderr, as lines."""
         words = ("-m", "fedtailor", "run", "fedavg", *map(str, SMALL))
-        text = done(subprocess_answer(*words, cwd=tmp_path))
+        answer = subprocess_answer(*words, cwd=tmp_path)
+        assert [line.partition(",")[0] for line in answer.progress] == ["fedavg: 2 rounds", "fedavg: round 2 of 2"]
+        text = done(answer)
         assert "\x1b" not in text
         assert "\r" not in text
         assert text.startswith("Network mlp: body 1 (Linear), ")
