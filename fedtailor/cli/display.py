@@ -150,8 +150,10 @@ class Bars(Progress):
             if each or ended or task.completed >= task.total or (tenth and pause >= PAUSE) or pause >= MINUTE:
                 told.done, self._last = task.completed, now
                 seconds = now - told.began
-                said = [self._so_far(task, unit), *task.fields["status"].split("  "), human_time(seconds)]
-                if not ended and task.completed < task.total:
+                said = [self._so_far(task, unit), *task.fields["status"].split("  "), task.fields.get("took", "")]
+                if not out.is_terminal:  # where the bar says it
+                    said.append(human_time(seconds))
+                if not (ended or out.is_terminal) and task.completed < task.total:
                     left = seconds / (task.completed - told.first) * (task.total - task.completed)
                     said.append(f"about {human_time(left)} left")
                 self.say(f"{task.description}: {', '.join(part for part in said if part)}")
@@ -188,8 +190,9 @@ class RoundProgress:
             quality = f"{quality} {record.of_clients}" if record.evaluated else "no client was measured"
         if record.epsilon is not None:
             quality += f"  ε {epsilon_text(record.epsilon)}"
-        took = f"  this round {record.seconds:.2f} s" if loudness.verbose else ""
-        self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}{took}")
+        took = f"this round {record.seconds:.2f} s" if loudness.verbose else ""
+        status = f"{quality}  {human_bytes(self.bytes)}"
+        self.progress.update(self.task, completed=record.round, status=status, took=took)
 
 
 @contextmanager
