@@ -1,54 +1,75 @@
 """The command line. A command's module is imported when that command is called, so that `--help` answers at once."""
 
 import importlib
+import os
 import signal
 import sys
 import traceback
-from typing import Any
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from fedtailor.cli.completing import mend_bash_words
+from fedtailor.cli.helping import print_help
+from fedtailor.cli.loudness import Quiet, Verbose, loudness, with_switches
 from fedtailor.errors import FedtailorError
 from fedtailor.version import __version__
 
 # In the order of `--help`: each command's module, and the first line of its docstring. Reading that from the module
 # would import it, which takes far longer than all of `--help`.
-COMMANDS = {
-    "run": ("running", "Run one method, or several side by side on the same clients."),
-    "resume": ("running", "Continue an interrupted run from its last checkpoint."),
-    "show": (
-        "running",
-        "Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished.",
-    ),
-    "advise": ("advising", "Recommend a method for these clients, or none, after a short race between several."),
-    "compare": (
-        "comparing",
-        "Run methods on the same clients with several seeds, and print the table that papers print.",
-    ),
-    "tune": ("tuning", "Choose each method's settings on validation data, with the same budget for all."),
-    "leak": ("leaking", "Reconstruct clients' samples from what methods really upload, as a curious server could."),
-    "report": (
-        "reporting",
-        "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",
-    ),
-    "watch": ("watching", "Watch a run or a comparison from another terminal: progress, metric, bytes, time left."),
-    "export": ("deploying", "Write the models of a run as files that plain PyTorch loads."),
-    "predict": (
-        "deploying",
-        "Predict with a model file: classes and probabilities, and the accuracy if there are labels.",
-    ),
-    "adapt": ("deploying", "Give clients that never took part a model, and fine-tune it on their own data."),
-    "presets": ("reproducing", "List the papers' tables and figures that can be reproduced; with a NAME, show one."),
-    "reproduce": ("reproducing", "Reproduce a table or figure of a paper: our numbers beside theirs."),
-    "methods": ("catalogues", "List the methods: what each does, its parameters, and what leaves a client."),
-    "settings": (
-        "catalogues",
-        "List the settings that come with fedtailor: tuned once for each method, on several data.",
-    ),
-    "data": ("catalogues", "List the data sets; with a NAME, show how it is partitioned among clients."),
-    "models": ("catalogues", "List the networks; with a NAME, show its layers on a data set."),
+BY_PURPOSE = {
+    "Run and look": {
+        "run": ("running", "Run one method, or several side by side on the same clients."),
+        "resume": ("running", "Continue an interrupted run from its last checkpoint."),
+        "show": (
+            "running",
+            "Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished.",
+        ),
+        "watch": ("watching", "Watch a run or a comparison from another terminal: progress, metric, bytes, time left."),
+        "report": (
+            "reporting",
+            "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",
+        ),
+    },
+    "Compare and choose": {
+        "compare": (
+            "comparing",
+            "Run methods on the same clients with several seeds, and print the table that papers print.",
+        ),
+        "tune": ("tuning", "Choose each method's settings on validation data, with the same budget for all."),
+        "advise": ("advising", "Recommend a method for these clients, or none, after a short race between several."),
+        "leak": ("leaking", "Reconstruct clients' samples from what methods really upload, as a curious server could."),
+    },
+    "Use the models": {
+        "export": ("deploying", "Write the models of a run as files that plain PyTorch loads."),
+        "predict": (
+            "deploying",
+            "Predict with a model file: classes and probabilities, and the accuracy if there are labels.",
+        ),
+        "adapt": ("deploying", "Give clients that never took part a model, and fine-tune it on their own data."),
+    },
+    "Papers": {
+        "presets": (
+            "reproducing",
+            "List the papers' tables and figures that can be reproduced; with a NAME, show one.",
+        ),
+        "reproduce": ("reproducing", "Reproduce a table or figure of a paper: our numbers beside theirs."),
+    },
+    "Catalogues": {
+        "methods": ("catalogues", "List the methods: what each does, its parameters, and what leaves a client."),
+        "data": ("catalogues", "List the data sets; with a NAME, show how it is partitioned among clients."),
+        "models": ("catalogues", "List the networks; with a NAME, show its layers on a data set."),
+        "settings": (
+            "catalogues",
+            "List the settings that come with fedtailor: tuned once for each method, on several data.",
+        ),
+    },
+    "This machine": {
+        "doctor": ("doctoring", "Look at this installation and this machine: what a bug report needs."),
+    },
 }
+COMMANDS = {name: about for commands in BY_PURPOSE.values() for name, about in commands.items()}
 # Groups of commands for federations of real sites: the coordinator's, and a site's.
 GROUPS = {
     "deploy": (
@@ -71,13 +92,27 @@ GROUPS = {
         },
     ),
 }
-STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+REAL_SITES = "Real sites"  # the title of both in `--help`
+AT_WORK = {
+    *("run", "resume", "report", "compare", "tune", "advise", "leak", "export", "adapt", "reproduce"),
+}  # commands that take their time: they have --quiet and --verbose
+STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+
+
+class Command(TyperCommand):
+    """A command whose page of help is our own."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        print_help(self, ctx)
 
 
 class Commands(TyperGroup):
     """All commands by name and summary. The one that is called is built from its function, with its options."""
 
     table = COMMANDS
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        print_help(self, ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
@@ -99,8 +134,9 @@ class Commands(TyperGroup):
 
 
 def _built(name: str, module: str) -> Any:
-    alone = typer.Typer(**STYLE)
-    alone.command(name)(getattr(importlib.import_module(f"fedtailor.cli.{module}"), name))
+    alone = typer.Typer(add_completion=False, **STYLE)
+    command = getattr(importlib.import_module(f"fedtailor.cli.{module}"), name)
+    alone.command(name, cls=Command)(with_switches(command) if name in AT_WORK else command)
     return typer.main.get_command(alone)
 
 
@@ -110,30 +146,38 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Personalized federated learning: a model tailored to every client, learned together, with the data staying "
-    "where it is.\n\nBegin with [bold]fedtailor run fedavg[/]: it needs no files.",
+    "where it is.\n\nBegin with `fedtailor run fedavg`: it needs no files.",
     **STYLE,
 )
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: bool = typer.Option(False, "--version", help="print the version")) -> None:
+def _begin(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     if version:
         typer.echo(f"fedtailor {__version__}")
         raise typer.Exit
+    loudness.reset(quiet, verbose)
 
 
-for name, (_, summary) in COMMANDS.items():
-    app.command(name, help=summary)(lambda: None)
+for title, commands in BY_PURPOSE.items():
+    for name, (_, summary) in commands.items():
+        app.command(name, help=summary, rich_help_panel=title)(lambda: None)
 for name, (summary, table) in GROUPS.items():
     group = typer.Typer(cls=type("Group", (Commands,), {"table": table}), no_args_is_help=True, **STYLE)
     for command, (_, about) in table.items():
         group.command(command, help=about)(lambda: None)
-    app.add_typer(group, name=name, help=summary)
+    app.add_typer(group, name=name, help=summary, rich_help_panel=REAL_SITES)
 
 
 def main() -> None:
     """Run the command line. Bad input is one sentence and exit code 2, never a traceback."""
     signal.signal(signal.SIGTERM, _as_interrupt)
+    if os.environ.get("_FEDTAILOR_COMPLETE") == "complete_bash":
+        mend_bash_words()
     try:
         app()
     except FedtailorError as error:

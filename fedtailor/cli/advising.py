@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli.completing import completer_of, methods
 from fedtailor.cli.display import data_lines, err, json_text, marked, out, plain_table, progress_bars
+from fedtailor.cli.loudness import loudness
 from fedtailor.cli.options import experiment_options
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.experiment import Experiment, make_experiment
@@ -22,19 +24,30 @@ HELD_OUT = 0.2  # validation samples: what the race is judged by
 @experiment_options("Data", "Model", "Training", "Execution")
 def advise(
     settings: dict[str, Any],
-    budget: Annotated[float, typer.Option(min=1, help="seconds that the race may take, about")] = SECONDS,
+    budget: Annotated[
+        float, typer.Option(min=1, metavar="X", rich_help_panel="Race", help="seconds that it may take, about")
+    ] = SECONDS,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="a method for the shortlist, in place of the usual (may be repeated)"),
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            rich_help_panel="Race",
+            autocompletion=methods,
+            help="a method for the shortlist, in place of the usual (may be repeated)",
+        ),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
+            rich_help_panel="Race",
+            autocompletion=completer_of("evaluate_metric"),
             help=r"the metric that decides, as in run \[accuracy; rmse for numbers, f1 for several labels]",
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
 ) -> None:
     """Recommend a method for these clients, or none, after a short race between several.
 
@@ -42,10 +55,8 @@ def advise(
     fine-tuned, each client alone, and several personalized methods) by successive halving on validation samples.
 
     [bold]Examples[/]
-
-    fedtailor advise --data digits --clients 20 --partition classes:2
-
-    fedtailor advise --data my-data.npz --partition natural --budget 300
+      fedtailor advise --data digits --clients 20 --partition classes:2
+      fedtailor advise --data my-data.npz --partition natural --budget 300
     """
     from fedtailor.studies.advice import SHORTLIST
     from fedtailor.studies.advice import advise as ask
@@ -54,13 +65,13 @@ def advise(
     experiment = make_experiment({"validation": HELD_OUT, **settings})
     race = {"budget": budget, "method": method}
     with progress_bars() as bars:
-        task = bars.add_task("setting up", total=None, status="")
+        task = bars.add_task("setting up", total=None, status="", unit="round")
 
         def report(title: str, done: int, total: int) -> None:
             bars.update(task, description=title, completed=done, total=total)
 
         def describe(data: "FederatedData") -> None:
-            for line in [] if json else data_lines([data]):
+            for line in [] if json or loudness.quiet else data_lines([data]):
                 bars.console.print(line, highlight=False, soft_wrap=True)
 
         try:

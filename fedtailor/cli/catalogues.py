@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli.completing import completer_of
+from fedtailor.cli.completing import methods as method_names
 from fedtailor.cli.display import definition_table, json_text, network_lines, out, plain_table, print_setup, visible
 from fedtailor.cli.options import experiment_options
 from fedtailor.errors import FedtailorError
@@ -23,7 +25,10 @@ def _print_json(value: Any) -> None:
 
 
 def methods(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="only these", show_default=False)] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="only these", show_default=False, autocompletion=method_names),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the methods: what each does, its parameters, and what leaves a client.
@@ -92,12 +97,9 @@ def settings(json: Json = False) -> None:
     """List the settings that come with fedtailor: tuned once for each method, on several data.
 
     [bold]Examples[/]
-
-    fedtailor run ditto --settings tuned:digits
-
-    fedtailor compare fedavg ditto pgfed --settings tuned:digits
-
-    fedtailor methods ditto (what was chosen for one method)
+      fedtailor run ditto --settings tuned:digits
+      fedtailor compare fedavg ditto pgfed --settings tuned:digits
+      fedtailor methods ditto (what was chosen for one method)
 
     Only a method's own settings are taken, never data or rounds. On other data
     than their own they are a start: `fedtailor tune` finds better ones.
@@ -133,7 +135,13 @@ def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:
 def models(
     settings: dict[str, Any],
     model: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="a network, to see its layers", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="a network, to see its layers",
+            show_default=False,
+            autocompletion=completer_of("model"),
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -142,12 +150,9 @@ def models(
     NAME may be module:Class.
 
     [bold]Examples[/]
-
-    fedtailor models
-
-    fedtailor models lenet --data mnist
-
-    fedtailor models mine:Net --data mine.csv --lora 8
+      fedtailor models
+      fedtailor models lenet --data mnist
+      fedtailor models mine:Net --data mine.csv --lora 8
     """
     if model is not None:
         _show_network(make_experiment({**settings, "model": model}), json)
@@ -199,9 +204,15 @@ def _show_network(experiment: Experiment, json: bool) -> None:
 def data(
     settings: dict[str, Any],
     data: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="a data set, to see how it is partitioned", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="a data set, to see how it is partitioned",
+            show_default=False,
+            autocompletion=completer_of("data"),
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="seed of the partition")] = 0,
     client: Annotated[
         str | None, typer.Option(metavar="ID", help="of a table: the columns of this client", show_default=False)
     ] = None,
@@ -213,12 +224,9 @@ def data(
     Of a CSV file or another table, it also shows the columns: what each is, its range or its values, missing cells.
 
     [bold]Examples[/]
-
-    fedtailor data
-
-    fedtailor data digits --clients 10 --partition dirichlet:0.3
-
-    fedtailor data patients.csv --label-column diagnosis --client-column hospital
+      fedtailor data
+      fedtailor data digits --clients 10 --partition dirichlet:0.3
+      fedtailor data patients.csv --label-column diagnosis --client-column hospital
     """
     directory = settings.get("data_dir")
     if data is None:

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
-from fedtailor.cli.display import RoundProgress, err, marked, out, print_setup, progress_bars, setup_lines
+from fedtailor.cli.completing import methods_and_files, setting_names
+from fedtailor.cli.display import Bars, RoundProgress, announce, err, marked, out, progress_bars, setup_lines, working
 from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError, shown
@@ -19,24 +20,30 @@ if TYPE_CHECKING:
 
 MOST_LINES = 16  # with which each client's results are printed too: of more they are in clients.csv alone
 FAILED = 1  # exit code: there is a table, but not all runs are in it
+OF_COMPARISON: dict[str, Any] = {"rich_help_panel": "Comparison", "show_default": False}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def compare(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD…|FILE.toml", show_default=False, help="methods, or one file with a comparison"),
+        typer.Argument(
+            metavar="METHOD|FILE.toml",
+            show_default=False,
+            help="methods, or one file with a comparison",
+            autocompletion=methods_and_files,
+        ),
     ],
     settings: dict[str, Any],
     seeds: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help=r"a run of every line for each \[0,1,2]", show_default=False)
+        str | None, typer.Option(metavar="N,N,…", help=r"a run of every line for each \[0,1,2]", **OF_COMPARISON)
     ] = None,
     target: Annotated[
         float | None,
         typer.Option(
             metavar="X",
             help=r"the value of the metric to which rounds and bytes are counted, like 0.9 \[what all runs reach]",
-            show_default=False,
+            **OF_COMPARISON,
         ),
     ] = None,
     assignments: Assignments = None,
@@ -46,7 +53,8 @@ def compare(
             "--grid",
             metavar="NAME=A|B|…",
             help="a line of the table for each value of a setting or parameter, like 'lr=0.1|0.01'; may be repeated",
-            show_default=False,
+            autocompletion=setting_names,
+            **OF_COMPARISON,
         ),
     ] = None,
     tune: Annotated[
@@ -55,14 +63,18 @@ def compare(
             "--tune",
             metavar="TRIALS",
             help="choose each method's settings on validation data first, in so many trials",
-            show_default=False,
+            **OF_COMPARISON,
         ),
     ] = None,
     tuned: TunedFrom = None,
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help=r"the comparison's directory \[comparisons/DATA-1, -2, …]", show_default=False
+            "--out",
+            metavar="DIR",
+            help=r"the comparison's directory \[comparisons/DATA-1, -2, …]",
+            rich_help_panel="Output",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -75,26 +87,17 @@ def compare(
     all runs; `fedtailor show DIR` prints it again.
 
     [bold]Examples[/]
-
-    fedtailor compare local fedavg ditto pgfed --data digits --rounds 20
-
-    fedtailor compare local ditto --set lam=0.5 --seeds 0,1 --target 0.9
-
-    fedtailor compare grid.toml --out comparisons/grid
-
-    fedtailor compare fedavg ditto --privacy client --grid 'epsilon=inf|8|2'
-
-    fedtailor compare fedavg ditto pgfed --tune 20 --data digits
-
-    fedtailor compare fedavg ditto --settings tuned:digits (see: fedtailor settings)
+      fedtailor compare local fedavg ditto pgfed --data digits --rounds 20
+      fedtailor compare local ditto --set lam=0.5 --seeds 0,1 --target 0.9
+      fedtailor compare grid.toml --out comparisons/grid
+      fedtailor compare fedavg ditto --privacy client --grid 'epsilon=inf|8|2'
+      fedtailor compare fedavg ditto pgfed --tune 20 --data digits
+      fedtailor compare fedavg ditto --settings tuned:digits
 
     A file has the settings of an experiment file, and:
-
-    methods = \\["local", "ditto"]   seeds = \\[0, 1, 2]
-
-    \\[grid]   lr = \\[0.1, 0.01]   every combination is a line of the table
-
-    \\[parameters.ditto]   lam = 0.5   \\[settings.ditto]   lr = 0.05
+      methods = \\["local", "ditto"]   seeds = \\[0, 1, 2]
+      \\[grid]   lr = \\[0.1, 0.01]   every combination is a line of the table
+      \\[parameters.ditto]   lam = 0.5   \\[settings.ditto]   lr = 0.05
 
     After Ctrl-C or a crash, the same command with the same --out goes on:
     what is finished is not run again. With more methods or seeds, it is
@@ -108,7 +111,7 @@ def compare(
 
     work: Comparing | None = None
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             question = asked(what, settings, parse_assignments(assignments or []), tuned)
             question |= {} if seeds is None else {"seeds": numbers(seeds)}
             question |= {"grid": {**question.get("grid", {}), **_grid(grid)}} if grid else {}
@@ -118,11 +121,11 @@ def compare(
             work = Comparing(comparison, place) if tune is None else None
         if work is None:
             work = Comparing(_tuned(comparison, tune, place), place)
-        with out.status("setting up"):
+        with working("setting up"):
             todo, lines = work.todo(), dict[str, None]()
             work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
         if tune is None:  # else it is said already
-            print_setup(lines)
+            announce(lines)
         _perform(work, todo)
         summary = work.finish()
         write_tables(summary, work.out, work.extra)
@@ -149,7 +152,7 @@ def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Compar
     from fedtailor.studies.tuning import Tuner
 
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             work = Tuner.of(comparison, trials, place)
             begin(work)
         with progress_bars() as bars:
@@ -238,7 +241,7 @@ def numbers(text: str) -> list[int]:
 class _OneOfMany(RoundProgress):
     """The bar of one run, which moves the bar of all runs along."""
 
-    def __init__(self, progress: Progress, title: str, rounds: int, overall: TaskID, before: int) -> None:
+    def __init__(self, progress: Bars, title: str, rounds: int, overall: TaskID, before: int) -> None:
         super().__init__(progress, title, rounds)
         self.overall, self.before = overall, before
 
@@ -256,7 +259,8 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
     every = len(work.runs)
     before = sum(run.rounds for title, run in work.runs.items() if title not in todo)
     with progress_bars() as bars:
-        overall = bars.add_task(f"all {every} runs", total=sum(run.rounds for run in work.runs.values()), status="")
+        total = sum(run.rounds for run in work.runs.values())
+        overall = bars.add_task(f"all {every} runs", total=total, status="", unit="round")
         for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
             bars.update(overall, completed=before, status=f"run {number}")
             bar = _OneOfMany(bars, title, experiment.rounds, overall, before)
@@ -265,5 +269,5 @@ def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
             before += experiment.rounds
             if out.is_terminal:
                 said = result.metric.shown(result.value) if result else "failed"
-                bars.console.print(f"{title}: {said}", highlight=False)
+                bars.say(f"{title}: {said}")
         bars.update(overall, completed=before, status="")

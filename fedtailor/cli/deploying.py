@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli.completing import completer_of, from_names, runs
 from fedtailor.cli.display import decimals, err, json_text, marked, out, percent, plain_table, progress_bars, visible
-from fedtailor.cli.options import experiment_options
+from fedtailor.cli.options import TABLE, experiment_options
 from fedtailor.cli.running import INTERRUPTED, continue_with
 from fedtailor.errors import FedtailorError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 SHOWN = 10  # predictions on the page; a file has them all
 CLIENTS = 30  # new clients on the page
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)]
 To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go", show_default=False)]
 Onnx = Annotated[bool, typer.Option("--onnx", help="as ONNX too (needs the extra fedtailor\\[onnx])")]
 Trust = Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")]
@@ -50,12 +51,9 @@ def export(
     three lines of PyTorch.
 
     [bold]Examples[/]
-
-    fedtailor export runs/ditto --client 3 --to models
-
-    fedtailor export runs/ditto --all --onnx --to models
-
-    fedtailor export runs/fedavg --global --to models
+      fedtailor export runs/ditto --client 3 --to models
+      fedtailor export runs/ditto --all --onnx --to models
+      fedtailor export runs/fedavg --global --to models
     """
     if (client is not None) + everyone + global_model > 1:
         raise FedtailorError("--client, --all and --global exclude each other: give one of them.")
@@ -66,7 +64,7 @@ def export(
     written: list[tuple[list[Path], Description]] = []
     with progress_bars() as bars:
         total = len(result.names) - len(result.partition["new"]) if client is None and not global_model else 1
-        bar = bars.add_task("exporting", total=total, status="")
+        bar = bars.add_task("exporting", total=total, status="", unit="model")
 
         def each(files: list[Path], about: "Description") -> None:
             written.append((files, about))
@@ -114,31 +112,47 @@ def _show_model(files: list[Path], about: "Description") -> None:
         out.print("  " + line.replace(files[0].name, str(files[0])), highlight=False, soft_wrap=True)
 
 
-@experiment_options("Table")
+@experiment_options(TABLE)
 def predict(
     settings: dict[str, Any],
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)", show_default=False)],
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME|PATH", help="a data set, or an npz, CSV or folder of yours", show_default=False),
+        typer.Option(
+            metavar="NAME|PATH",
+            help="a data set, or an npz, CSV or folder of yours",
+            show_default=False,
+            autocompletion=completer_of("data"),
+        ),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="in place of --data: the samples of a run's clients", show_default=False),
+        typer.Option(
+            metavar="DIR",
+            help="in place of --data: the samples of a run's clients",
+            show_default=False,
+            autocompletion=runs,
+        ),
     ] = None,
     client: Annotated[
         str | None, typer.Option(metavar="ID", help="only the samples of this client", show_default=False)
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(metavar="train|validation|test", help="only this part of the samples", show_default=False),
+        typer.Option(
+            metavar="train|validation|test",
+            help="only this part of the samples",
+            show_default=False,
+            autocompletion=from_names(("train", "validation", "test")),
+        ),
     ] = None,
     data_dir: Annotated[
         str | None,
         typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(min=1, help="resize the images of a folder to this square", show_default=False)
+        int | None,
+        typer.Option(min=1, metavar="N", help="resize the images of a folder to this square", show_default=False),
     ] = None,
     network: Annotated[
         str | None,
@@ -157,10 +171,8 @@ def predict(
     that the model was trained with, in any order.
 
     [bold]Examples[/]
-
-    fedtailor predict models/client-3.safetensors --data patients.csv --out predictions.csv
-
-    fedtailor predict models/client-3.safetensors --run runs/ditto --client 3 --part test
+      fedtailor predict models/client-3.safetensors --data patients.csv --out predictions.csv
+      fedtailor predict models/client-3.safetensors --run runs/ditto --client 3 --part test
     """
     if (data is None) == (run is None):
         raise FedtailorError("Say which samples to predict: with --data NAME, or with --run DIR.")
@@ -241,6 +253,7 @@ def adapt(
         int | None,
         typer.Option(
             min=1,
+            metavar="N",
             help=r"their number \[those that the data names, else 1]",
             rich_help_panel="New data",
             show_default=False,
@@ -251,7 +264,7 @@ def adapt(
     overwrite: Overwrite = False,
     engine: Annotated[str, typer.Option(help="where clients run", metavar="auto|in-process|processes|ray")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]", show_default=False)
+        int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]", show_default=False)
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -267,10 +280,8 @@ def adapt(
     have. Each is split as the run's clients are, unless --test and --validation say otherwise.
 
     [bold]Examples[/]
-
-    fedtailor adapt runs/pgfed --epochs 20 --to new-clients
-
-    fedtailor adapt runs/pgfed --data new-hospital.csv --to new-hospital
+      fedtailor adapt runs/pgfed --epochs 20 --to new-clients
+      fedtailor adapt runs/pgfed --data new-hospital.csv --to new-hospital
     """
     from fedtailor.deploy.adapting import adapt as serve
     from fedtailor.runs import load
@@ -281,7 +292,7 @@ def adapt(
     if data is None:
         settings.pop("data_dir", None)  # it is the run's own data that were moved
     with progress_bars() as bars:
-        bar = bars.add_task("adapting", total=None, status="")
+        bar = bars.add_task("adapting", total=None, status="", unit="client")
         try:
             outcome = serve(
                 result,

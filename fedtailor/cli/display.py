@@ -4,8 +4,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.progress import (
@@ -13,12 +15,15 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.cli.loudness import loudness
 from fedtailor.text import (
     SafeConsole,
     decimals,
@@ -42,15 +47,15 @@ if TYPE_CHECKING:
     from fedtailor.server.setup import Setup
 
 __all__ = [
-    "RoundProgress", "data_lines", "decimals", "definition_table", "epsilon_text", "err", "human_bytes",
-    "human_count", "human_time", "in_cell", "json_text", "marked", "network_lines", "out", "percent", "plain_table",
-    "print_setup", "progress_bars",
-    "results_table", "setup_lines", "visible",
+    "Bars", "RoundProgress", "announce", "data_lines", "decimals", "definition_table", "epsilon_text", "err",
+    "human_bytes", "human_count", "human_time", "in_cell", "json_text", "marked", "network_lines", "out", "percent",
+    "plain_table", "print_setup", "progress_bars", "results_table", "setup_lines", "visible", "working",
 ]  # fmt: skip
 
 COLUMNS = ("± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")  # after the metric's
 FALL = 0.02  # of the accuracy from one round to the next: the last round alone is then no measure
 NARROW = 76  # characters that all columns need; on a narrower page the last ones are left out
+LINES, PAUSE, MINUTE = 10, 1.0, 60.0  # of progress: lines a task, and seconds at least and at most between them
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
 out = SafeConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
@@ -62,19 +67,117 @@ def marked(label: str, style: str, text: object) -> Text:
     return Text.assemble((label, style), " ", visible(text))
 
 
-class RoundProgress:
-    """A bar for one run: rounds, its metric, bytes, time left. Silent where the output is not a terminal."""
+@dataclass
+class _Told:
+    """What the lines of a task said last."""
 
-    def __init__(self, progress: Progress, title: str, rounds: int | None) -> None:
+    title: str
+    total: float
+    first: float  # steps that were done when it began
+    began: float
+    done: float  # steps in the last line
+
+
+class Bars(Progress):
+    """The progress of work: bars at a terminal. Elsewhere lines on stderr, so that a log shows it too: one when a task
+    begins and one when it ends, about ten between them, and one a minute. None with --quiet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            TimeRemainingColumn(),
+            console=out,
+            disable=not out.is_terminal or loudness.quiet,
+        )
+        self._told: dict[TaskID, _Told] = {}
+        self._kinds: dict[TaskID, tuple[str, str]] = {}
+        self._last = self.get_time()  # when the last line was written
+
+    def add_task(self, description: str, *, unit: str = "", lines: str = "some", **options: Any) -> TaskID:  # type: ignore[override]
+        """Add a task of steps of this unit. `lines` is how many it gets: none, some, or each step's with --verbose."""
+        task = super().add_task(description, **options)
+        self._kinds[task] = unit, lines
+        self._tell(task)
+        return task
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._tell(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def reset(self, task_id: TaskID, **changes: Any) -> None:
+        self._tell(task_id, ended=True)
+        super().reset(task_id, **changes)
+        self._told.pop(task_id, None)
+        self._tell(task_id)
+
+    def remove_task(self, task_id: TaskID) -> None:
+        self._tell(task_id, ended=True)
+        super().remove_task(task_id)
+
+    def stop(self) -> None:
+        for task in self.task_ids:
+            self._tell(task, ended=True)
+        super().stop()
+
+    def say(self, text: str) -> None:
+        """Write a line beside the bars or among the lines."""
+        if not loudness.quiet:
+            (out if out.is_terminal else err).print(visible(text), highlight=False, soft_wrap=True)
+
+    def _tell(self, task_id: TaskID, ended: bool = False) -> None:
+        """Write the line of a task, if one is due."""
+        task, (unit, lines) = next(task for task in self.tasks if task.id == task_id), self._kinds[task_id]
+        each = loudness.verbose and lines == "each"
+        if task.total is None or lines == "none" or (out.is_terminal and not each):
+            return
+        now, told = self.get_time(), self._told.get(task_id)
+        if told is None or (told.title, told.total) != (task.description, task.total) or task.completed < told.done:
+            told = _Told(task.description, task.total, task.completed, now, task.completed)
+            self._told[task_id], self._last = told, now
+            many = f"{task.total:.0f} {unit or 'step'}{'s' if task.total != 1 else ''}"
+            self.say(f"{task.description}: {self._so_far(task, unit) if task.completed else many}")
+        elif task.completed > told.done:
+            tenth = task.completed * LINES // task.total > told.done * LINES // task.total
+            pause = now - self._last
+            if each or ended or task.completed >= task.total or (tenth and pause >= PAUSE) or pause >= MINUTE:
+                told.done, self._last = task.completed, now
+                seconds = now - told.began
+                said = [self._so_far(task, unit), *task.fields["status"].split("  "), task.fields.get("took", "")]
+                if not out.is_terminal:  # where the bar says it
+                    said.append(human_time(seconds))
+                if not (ended or out.is_terminal) and task.completed < task.total:
+                    left = seconds / (task.completed - told.first) * (task.total - task.completed)
+                    said.append(f"about {human_time(left)} left")
+                self.say(f"{task.description}: {', '.join(part for part in said if part)}")
+
+    @staticmethod
+    def _so_far(task: Task, unit: str) -> str:
+        return f"{unit} {task.completed:.0f} of {task.total:.0f}".strip()
+
+
+class RoundProgress:
+    """The progress of one run: rounds, its metric, bytes, time left."""
+
+    def __init__(self, progress: Bars, title: str, rounds: int | None) -> None:
         self.progress = progress
         self.bytes = 0
         self.metric: Metric | None = None
-        self.task = progress.add_task(visible(title), total=rounds, status="setting up")
+        self.task = progress.add_task(visible(title), total=rounds, status="setting up", unit="round", lines="each")
 
     def start(self, loop: "Loop") -> None:
         """Show how far the run is when it begins or goes on."""
         self.bytes, self.metric = sum(record.bytes for record in loop.rounds), loop.metric
         self.progress.update(self.task, total=loop.experiment.rounds, completed=loop.finished, status="")
+        if loudness.verbose and loop.directory is not None:
+            self.progress.say(f"{loop.experiment.method}: recorded in {loop.directory.path}")
 
     def round(self, record: "RoundRecord") -> None:
         """Show a round that is finished."""
@@ -87,22 +190,15 @@ class RoundProgress:
             quality = f"{quality} {record.of_clients}" if record.evaluated else "no client was measured"
         if record.epsilon is not None:
             quality += f"  ε {epsilon_text(record.epsilon)}"
-        self.progress.update(self.task, completed=record.round, status=f"{quality}  {human_bytes(self.bytes)}")
+        took = f"this round {record.seconds:.2f} s" if loudness.verbose else ""
+        status = f"{quality}  {human_bytes(self.bytes)}"
+        self.progress.update(self.task, completed=record.round, status=status, took=took)
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Show the bars of one or several runs, and warnings above them."""
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
-        TimeRemainingColumn(),
-        console=out,
-        disable=not out.is_terminal,
-    )
+def progress_bars() -> Iterator[Bars]:
+    """Show the progress of one or several runs, and warnings above it, each once."""
+    bars, said = Bars(), set[str]()
 
     def show(
         message: Warning | str,
@@ -114,13 +210,23 @@ def progress_bars() -> Iterator[Progress]:
     ) -> None:
         from fedtailor.server.failures import ClientNote
 
-        label = ("Note:", "cyan") if issubclass(category, ClientNote) else ("Warning:", "yellow")
-        (bars.console if out.is_terminal else err).print(marked(*label, message), soft_wrap=True)
+        note = issubclass(category, ClientNote)
+        text = f"{message} ({Path(filename).name}, line {lineno})" if loudness.verbose else str(message)
+        if text in said or (note and loudness.quiet):
+            return
+        said.add(text)
+        label = ("Note:", "cyan") if note else ("Warning:", "yellow")
+        (bars.console if out.is_terminal else err).print(marked(*label, text), soft_wrap=True)
 
     with warnings.catch_warnings(), bars:
         warnings.simplefilter("always", category=UserWarning)
         warnings.showwarning = show
         yield bars
+
+
+def working(text: str) -> AbstractContextManager[object]:
+    """Show that something takes its time, unless --quiet."""
+    return nullcontext() if loudness.quiet else out.status(text)
 
 
 def results_table(results: Sequence["RunResult"]) -> Table:
@@ -224,6 +330,12 @@ def print_setup(lines: Iterable[str]) -> None:
     """Print these lines: wrapped between words at a terminal, and whole elsewhere."""
     for line in lines:
         out.print(line, highlight=False, soft_wrap=not out.is_terminal)
+
+
+def announce(lines: Iterable[str]) -> None:
+    """Print what is about to be done, unless --quiet."""
+    if not loudness.quiet:
+        print_setup(lines)
 
 
 def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

@@ -42,10 +42,8 @@ def check(
     it cannot.
 
     [bold]Examples[/]
-
-    fedtailor site check site.toml
-
-    fedtailor site check site.toml --json
+      fedtailor site check site.toml
+      fedtailor site check site.toml --json
     """
     from fedtailor.federation.preview import preview
     from fedtailor.federation.site_file import read_site

@@ -26,10 +26,8 @@ def plan(
     Private keys of the sites are made at the sites: send each its directory. `--central` makes them here, for trials.
 
     [bold]Examples[/]
-
-    fedtailor deploy plan federation.toml --out kits
-
-    fedtailor deploy plan federation.toml --out trial --central
+      fedtailor deploy plan federation.toml --out kits
+      fedtailor deploy plan federation.toml --out trial --central
     """
     from fedtailor.federation.kits import make_kits
 
@@ -108,7 +106,8 @@ def doctor(
 ) -> None:
     """Check a kit, or a running site, for unsafe settings and old certificates.
 
-    For each it says how to mend it. The exit code is 1 if there is any.
+    For each it says how to mend it. The exit code is 1 if there is any. For fedtailor itself and its machine
+    there is another command: fedtailor doctor.
     """
     from fedtailor.federation.kits import doctor as look
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 
-from fedtailor.cli.display import human_bytes, out, progress_bars, visible
+from fedtailor.cli.display import Bars, human_bytes, out, progress_bars, visible
+from fedtailor.cli.loudness import loudness
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
@@ -40,10 +40,8 @@ def run(
     server and leaves a run that the same command goes on with.
 
     [bold]Examples[/]
-
-    fedtailor deploy run federation.toml
-
-    fedtailor deploy run federation.toml --kits kits --out runs/heart
+      fedtailor deploy run federation.toml
+      fedtailor deploy run federation.toml --kits kits --out runs/heart
     """
     _need_nvflare()
     from fedtailor.federation.nvflare.driver import Driver
@@ -103,9 +101,9 @@ def start(
 class Shown:
     """The progress of a run, read from its directory: a bar at a terminal, a line for each round elsewhere."""
 
-    def __init__(self, directory: Path, plan: "Plan", bars: Progress) -> None:
+    def __init__(self, directory: Path, plan: "Plan", bars: Bars) -> None:
         self._directory, self._bars, self._total = directory, bars, plan.terms().rounds
-        self._task = bars.add_task(visible(plan.name), total=self._total, status="")
+        self._task = bars.add_task(visible(plan.name), total=self._total, status="", lines="none")
         self._rounds, self._size = list["RoundRecord"](), 0  # as they were last read
         self.look(silent=True)
 
@@ -118,7 +116,7 @@ class Shown:
         sent = human_bytes(sum(record.bytes for record in self._rounds))
         status = f"{self._quality(self._rounds[-1])}  {sent}  {here}" if self._rounds else here
         self._bars.update(self._task, completed=len(self._rounds), status=status)
-        for record in self._rounds[before:] if not (silent or out.is_terminal) else ():
+        for record in self._rounds[before:] if not (silent or out.is_terminal or loudness.quiet) else ():
             _line(f"Round {record.round} of {self._total}: {self._quality(record)}, {record.seconds:.1f} s, {here}.")
 
     def _read(self) -> None:

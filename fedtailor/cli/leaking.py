@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.cli.comparing import asked
-from fedtailor.cli.display import err, json_text, out, plain_table, progress_bars
+from fedtailor.cli.completing import from_names
+from fedtailor.cli.completing import methods as known_methods
+from fedtailor.cli.display import err, json_text, out, plain_table, progress_bars, working
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
@@ -19,30 +21,66 @@ if TYPE_CHECKING:
 
 @experiment_options("Data", "Model", "Training", "Privacy and attacks")
 def leak(
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD…", show_default=False, help="methods to attack")],
+    methods: Annotated[
+        list[str],
+        typer.Argument(metavar="METHOD", show_default=False, help="methods to attack", autocompletion=known_methods),
+    ],
     settings: dict[str, Any],
     inversion: Annotated[
         Any,
         typer.Option(
             metavar="dlg|idlg|cosine|analytic",
+            rich_help_panel="Attack",
+            autocompletion=from_names(("dlg", "idlg", "cosine", "analytic")),
             help="the attack: DLG, iDLG, cosine distance with total variation, or the closed form for one sample and a "
             "dense first layer",
         ),
     ] = "cosine",
-    samples: Annotated[int, typer.Option(help="training samples of an attacked client")] = 1,
-    victims: Annotated[int, typer.Option(help="clients that are attacked, each on its own")] = 1,
-    round: Annotated[int, typer.Option("--round", help="the round whose uploads are inverted")] = 1,
+    samples: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Attack", help="training samples of an attacked client")
+    ] = 1,
+    victims: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Attack", help="clients that are attacked, each on its own")
+    ] = 1,
+    round: Annotated[
+        int, typer.Option("--round", metavar="N", rich_help_panel="Attack", help="the round whose uploads are inverted")
+    ] = 1,
     iterations: Annotated[
-        int | None, typer.Option(help=r"of the attack's optimiser \[300; 1000 for cosine]", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Attack",
+            help=r"of the attack's optimiser \[300; 1000 for cosine]",
+            show_default=False,
+        ),
     ] = None,
-    restarts: Annotated[int, typer.Option(help="attempts from other noise, of which the best match counts")] = 1,
-    tv: Annotated[float, typer.Option(help="weight of the total variation of images, for cosine")] = 1e-3,
-    unroll: Annotated[int, typer.Option(help="at most so many steps of a client are followed one by one")] = 10,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel="Attack", help="attempts from other noise, of which the best match counts"
+        ),
+    ] = 1,
+    tv: Annotated[
+        float,
+        typer.Option(metavar="X", rich_help_panel="Attack", help="weight of the total variation of images, for cosine"),
+    ] = 1e-3,
+    unroll: Annotated[
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel="Attack", help="at most so many steps of a client are followed one by one"
+        ),
+    ] = 10,
     assignments: Assignments = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
     to: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="for a record (JSON, Markdown) and a picture", show_default=False),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="for a record (JSON, Markdown) and a picture",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Reconstruct clients' samples from what methods really upload, as a curious server could.
@@ -52,12 +90,9 @@ def leak(
     has the reconstructions' quality beside that of two guesses which are no leak: the data set's mean image, and noise.
 
     [bold]Examples[/]
-
-    fedtailor leak fedavg pgfed pflego --data digits
-
-    fedtailor leak fedavg --samples 4 --victims 4 --restarts 4 --out leaks/fedavg
-
-    fedtailor leak fedavg --privacy "client, clip=1.0, noise=0.5, by=clients"
+      fedtailor leak fedavg pgfed pflego --data digits
+      fedtailor leak fedavg --samples 4 --victims 4 --restarts 4 --out leaks/fedavg
+      fedtailor leak fedavg --privacy "client, clip=1.0, noise=0.5, by=clients"
     """
     from fedtailor.leakage.inversion import Attack
     from fedtailor.leakage.study import Question, Study
@@ -72,7 +107,7 @@ def leak(
     each = [{**wanted, "method": name, "parameters": parameters.get(name, {})} for name in wanted.pop("methods")]
     found: Leakage | None = None
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             study = Study([make_experiment(one) for one in each], question, Objects())
             found = study.begin()
         _perform(study, found)
@@ -93,9 +128,9 @@ def leak(
 def _perform(study: "Study", found: "Leakage") -> None:
     """Attack all methods, under a bar of all iterations."""
     with progress_bars() as bars:
-        task = bars.add_task("", total=study.work, status="iterations")
+        task = bars.add_task("", total=None, status="iterations", unit="iteration")
         for prepared in study.prepared:
-            bars.update(task, description=prepared.experiment.method)
+            bars.update(task, description=prepared.experiment.method, total=study.work)
             found.rows.append(study.attack(prepared, lambda: bars.advance(task)))
 
 

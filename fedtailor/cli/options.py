@@ -9,6 +9,7 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
+from fedtailor.cli.completing import completer_of, from_names, setting_names, tuned_settings
 from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, TABLE_SETTINGS, Evaluation, Experiment, in_sections
 from fedtailor.toml import parse_toml
@@ -18,10 +19,12 @@ TRAINING_SETTINGS = (
     "momentum", "keep_momentum", "weight_decay", "clip", "label_smoothing", "class_weights", "augment", "seed", "dtype",
     "autocast",
 )  # fmt: skip
+TABLE = "Table or folder of yours"
+OF_TABLES = (*TABLE_SETTINGS, "preprocessing", "rare", "image_size")
 GROUPS = {
     "Data": DATA_SETTINGS,
     "New data": NEW_DATA_SETTINGS,
-    "Table": TABLE_SETTINGS,
+    TABLE: TABLE_SETTINGS,
     "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
     "Privacy and attacks": ("privacy", "epsilon", "aggregation", "attack"),
@@ -31,15 +34,26 @@ GROUPS = {
         *("observe_limit", "on_failure", "tensorboard", "debug"),
     ),
 }
-RUN_GROUPS = ("Data", "Model", "Training", "Privacy and attacks", "Evaluation", "Execution")  # of a whole experiment
+RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Privacy and attacks", "Execution")  # of a whole experiment
 SHORT = {f"evaluate_{name}": f"--{name.replace('_', '-')}" for name in ("fine_tune", "choose", "metric", "patience")}
-
+# What stands for the value of a setting in the help, where the type does not say enough.
+VALUES = {
+    "data": "NAME|PATH", "data_dir": "DIR", "partition": "HOW", "label_column": "COLUMN", "client_column": "COLUMN",
+    "group": "COLUMN", "split_column": "COLUMN", "columns": "NAME=KIND,…", "separator": "CHARACTER",
+    "decimal": "CHARACTER", "encoding": "NAME", "model": "NAME", "head": "N|NAMES", "weights": "FILE",
+    "frozen": "NAMES", "lora": "RANK", "loss": "NAME", "participation": "WHO", "schedule": "RULE",
+    "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
+    "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
+    "address": "HOST:PORT",
+}  # fmt: skip
 
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
+        rich_help_panel="Method",
+        autocompletion=setting_names,
         help="a parameter of the methods that have it, or any setting",
         show_default=False,
     ),
@@ -50,6 +64,8 @@ TunedFrom = Annotated[
     typer.Option(
         "--settings",
         metavar="tuned:NAME|DIR|FILE",
+        rich_help_panel="Method",
+        autocompletion=tuned_settings,
         help="each method's settings as `tune` chose them: those that come with fedtailor (`fedtailor settings` lists "
         "them), or yours",
         show_default=False,
@@ -90,12 +106,15 @@ def _options(name: str, group: str) -> list[inspect.Parameter]:
         else Experiment.model_fields[name]
     )
     flag = "--" + name.replace("_", "-")
-    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": group, "show_default": False}
+    panel = TABLE if name in OF_TABLES else group
+    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": panel, "show_default": False}
     if field.annotation is bool:
         opposite = typer.Option(f"--no-{flag[2:]}", hidden=True)
         return [_parameter(name, bool, typer.Option(flag, **shown)), _parameter(f"no_{name}", bool, opposite)]
     flags = [SHORT[name], flag] if name in SHORT else [flag]
-    return [_parameter(name, str, typer.Option(*flags, metavar=_values(field), **shown))]
+    shown |= {"metavar": VALUES.get(name) or _values(field)}
+    shown |= {"autocompletion": from_names(words) if (words := choices(field)) else completer_of(name)}
+    return [_parameter(name, str, typer.Option(*flags, **shown))]
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
@@ -110,9 +129,14 @@ def _used(name: str, used: dict[str, Any]) -> Any:
 
 
 def _values(field: FieldInfo) -> str:
-    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
     kinds = {field.annotation, *get_args(field.annotation)}
-    return "|".join(choices) if choices else "N" if int in kinds else "X" if float in kinds else "TEXT"
+    return "|".join(choices(field)) or ("N" if int in kinds else "X")
+
+
+def choices(field: FieldInfo) -> list[str]:
+    """List the words that a setting may be."""
+    named = [value for kind in (field.annotation, *get_args(field.annotation)) for value in get_args(kind)]
+    return [value for value in dict.fromkeys(named) if isinstance(value, str)]
 
 
 def _help(field: FieldInfo) -> str:

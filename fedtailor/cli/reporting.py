@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars
+from fedtailor.cli.completing import runs_and_comparisons
+from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars, working
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="run directories, or directories that contain some", show_default=False),
+        typer.Argument(
+            metavar="DIR",
+            help="run directories, or directories that contain some",
+            show_default=False,
+            autocompletion=runs_and_comparisons,
+        ),
     ],
     to: Annotated[Path, typer.Option("--out", metavar="FILE", help="the page")] = Path("report.html"),
     figures: Annotated[
@@ -30,12 +36,9 @@ def report(
     data and by the same evaluation.
 
     [bold]Examples[/]
-
-    fedtailor report runs/ditto-digits-1
-
-    fedtailor report comparisons/digits-1 --out digits.html
-
-    fedtailor report runs/local runs/pgfed --figures paper/figures
+      fedtailor report runs/ditto-digits-1
+      fedtailor report comparisons/digits-1 --out digits.html
+      fedtailor report runs/local runs/pgfed --figures paper/figures
     """
     if to.is_dir():
         raise FedtailorError(f"{to} is a directory: give --out the name of a file, like {to / 'report.html'}.")
@@ -51,11 +54,11 @@ def report(
     from fedtailor.files import write_atomically
 
     try:
-        with out.status("reading runs"):
+        with working("reading runs"):
             prepared = prepare(read_runs(directories))
         for note in prepared.notes:
             err.print(marked("Warning:", "yellow", note), soft_wrap=True, highlight=False)
-        with out.status("drawing"):
+        with working("drawing"):
             page = html(prepared).encode()
         to.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(to, page)
@@ -72,7 +75,7 @@ def _save(prepared: "list[Figure]", directory: Path) -> None:
     from fedtailor.reporting.paper import FORMATS, save
 
     with progress_bars() as bars:
-        task = bars.add_task("figures", total=len(prepared) * len(FORMATS), status="")
+        task = bars.add_task("figures", total=len(prepared) * len(FORMATS), status="", unit="file")
         for path in save(prepared, directory):
             bars.update(task, advance=1, status=path.name)
     out.print(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}", highlight=False, soft_wrap=True)

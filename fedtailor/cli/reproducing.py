@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli.completing import completer_of, methods
+from fedtailor.cli.completing import presets as preset_names
 from fedtailor.cli.display import (
     RoundProgress,
     definition_table,
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
     from fedtailor.server.records import Plain
     from fedtailor.studies.reproduction import Reproduction
 
+OF_PRESETS: dict[str, Any] = {"show_default": False, "autocompletion": preset_names}
+
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="a preset, to see its settings", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="a preset, to see its settings", **OF_PRESETS)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """List the papers' tables and figures that can be reproduced; with a NAME, show one."""
@@ -97,23 +103,33 @@ def _print_notes(paper: str, notes: list[str]) -> None:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="a preset: see fedtailor presets", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a preset: see fedtailor presets", **OF_PRESETS)],
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="a shorter version, which says so in its result", show_default=False)
+        int | None,
+        typer.Option(min=1, metavar="N", help="a shorter version, which says so in its result", show_default=False),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="METHOD", help="one of its methods (may be repeated)")
+        list[str] | None,
+        typer.Option("--only", metavar="METHOD", autocompletion=methods, help="one of its methods (may be repeated)"),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="runs of every cell, with the seeds 0, 1, …")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="runs of every cell, with the seeds 0, 1, …")] = 1,
     cost: Annotated[bool, typer.Option("--cost", help="say what it costs, and stop")] = False,
     data: Annotated[
         str | None,
-        typer.Option(help="other data in place of the preset's, or where its folder lies", show_default=False),
+        typer.Option(
+            metavar="NAME|PATH",
+            help="other data in place of the preset's, or where its folder lies",
+            show_default=False,
+            autocompletion=completer_of("data"),
+        ),
     ] = None,
     data_dir: Annotated[
-        str | None, typer.Option(help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False)
+        str | None,
+        typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help=r"worker processes \[as many as cores]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]")
+    ] = None,
     assignments: Assignments = None,
     to: Annotated[Path, typer.Option("--out", metavar="DIR", help="where its runs are kept")] = Path("reproductions"),
 ) -> None:
@@ -123,14 +139,10 @@ def reproduce(
     goes on, with the same command.
 
     [bold]Examples[/]
-
-    fedtailor reproduce pflego/table1-fmnist-high
-
-    fedtailor reproduce pgfed/table2-25 --only pgfed --only fedper
-
-    fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
-
-    fedtailor reproduce fedacs/table1-fmnist --set model=mlp --set lr=0.05
+      fedtailor reproduce pflego/table1-fmnist-high
+      fedtailor reproduce pgfed/table2-25 --only pgfed --only fedper
+      fedtailor reproduce pgfed/table1-cifar10-25 --rounds 5
+      fedtailor reproduce fedacs/table1-fmnist --set model=mlp --set lr=0.05
     """
     from fedtailor.presets import find_preset
     from fedtailor.reporting.reproduced import draw_outcome
@@ -180,7 +192,7 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
     preset, every, todo = work.preset, work.experiments(), work.todo()
     samples = seconds = 0.0
     with progress_bars() as bars:
-        task = bars.add_task("measuring", total=len(todo), status="")
+        task = bars.add_task("measuring", total=len(todo), status="", unit="run")
         for experiment in todo.values():
             estimate = work.cost(experiment)
             samples, seconds = samples + estimate.samples, seconds + estimate.seconds
@@ -203,7 +215,7 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
 
 def _perform(work: "Reproduction", todo: dict[Path, Any]) -> None:
     with progress_bars() as bars:
-        overall = bars.add_task("all runs", total=len(todo), status="") if len(todo) > 1 else None
+        overall = bars.add_task("all runs", total=len(todo), status="", unit="run") if len(todo) > 1 else None
         for path, experiment in todo.items():
             bar = RoundProgress(bars, f"{experiment.method}, {_difference(experiment)}", experiment.rounds)
             work.run(path, experiment, bar.round, bar.start)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
+from fedtailor.cli.completing import from_names, methods_and_files, runs, runs_and_comparisons
 from fedtailor.cli.display import (
     RoundProgress,
+    announce,
     decimals,
     epsilon_text,
     err,
@@ -22,8 +24,9 @@ from fedtailor.cli.display import (
     results_table,
     setup_lines,
     visible,
+    working,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
+from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, choices, experiment_options, parse_assignments
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import (
     SETTING_NAMES,
@@ -43,13 +46,20 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 CLIENTS = 30  # that `show` lists at most
+ENGINES = choices(Experiment.model_fields["engine"])
+EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution", "show_default": False}
 
 
 @experiment_options(*RUN_GROUPS)
 def run(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD|FILE.toml", show_default=False, help="methods, or experiment files"),
+        typer.Argument(
+            metavar="METHOD|FILE.toml",
+            show_default=False,
+            help="methods, or experiment files",
+            autocompletion=methods_and_files,
+        ),
     ],
     settings: dict[str, Any],
     assignments: Assignments = None,
@@ -57,24 +67,25 @@ def run(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help=r"the run directory \[runs/METHOD-DATA-1, -2, …]", show_default=False
+            "--out",
+            metavar="DIR",
+            help=r"the run directory \[runs/METHOD-DATA-1, -2, …]",
+            rich_help_panel="Output",
+            show_default=False,
         ),
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="say where the time went")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", rich_help_panel="Output", help="say where the time went")
+    ] = False,
 ) -> None:
     """Run one method, or several side by side on the same clients.
 
     [bold]Examples[/]
-
-    fedtailor run fedavg --data digits --clients 20 --rounds 30
-
-    fedtailor run local fedavg ditto --partition classes:2 --participation 0.25
-
-    fedtailor run ditto --set lam=0.5 --out runs/ditto-half
-
-    fedtailor run experiment.toml --seed 1
-
-    fedtailor run ditto --settings tuned:digits
+      fedtailor run fedavg --data digits --clients 20 --rounds 30
+      fedtailor run local fedavg ditto --partition classes:2 --participation 0.25
+      fedtailor run ditto --set lam=0.5 --out runs/ditto-half
+      fedtailor run experiment.toml --seed 1
+      fedtailor run ditto --settings tuned:digits
 
     Every run directory holds the complete experiment.toml that repeats it.
 
@@ -83,7 +94,7 @@ def run(
     from fedtailor.settings import find_settings, tuned_in_words
 
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             found = None if tuned is None else find_settings(tuned)
             experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
             paths = _directories(experiments, to)
@@ -92,7 +103,7 @@ def run(
         _interrupted(None)
     from fedtailor.runs import run_prepared
 
-    print_setup(setup_lines(prepared))
+    announce(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
@@ -114,17 +125,25 @@ def run(
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(help="a run directory", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)
+    ],
     rounds: Annotated[
-        int | None, typer.Option(help="go on to more rounds than were asked for", show_default=False)
+        int | None, typer.Option(metavar="N", help="go on to more rounds than were asked for", show_default=False)
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="worker processes", show_default=False)] = None,
-    engine: Annotated[str | None, typer.Option(help="where clients run", show_default=False)] = None,
-    address: Annotated[str | None, typer.Option(help="the Ray cluster", show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="worker processes", **EXECUTION)] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(ENGINES), autocompletion=from_names(ENGINES), help="where clients run", **EXECUTION
+        ),
+    ] = None,
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="the Ray cluster", **EXECUTION)] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="seconds that a client may take for its work in a round", show_default=False)
+        float | None,
+        typer.Option(metavar="X", help="seconds that a client may take for its work in a round", **EXECUTION),
     ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="where data sets lie now", show_default=False)] = None,
+    data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="where data sets lie now", **EXECUTION)] = None,
     add_client: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,10 +163,8 @@ def resume(
     clients are. A run that is finished needs more --rounds for them.
 
     [bold]Examples[/]
-
-    fedtailor resume runs/ditto-digits-1
-
-    fedtailor resume runs/pgfed --add-client north=hospital-north.csv --rounds 40
+      fedtailor resume runs/ditto-digits-1
+      fedtailor resume runs/pgfed --add-client north=hospital-north.csv --rounds 40
     """
     from fedtailor.runs import resume as resume_run
 
@@ -172,7 +189,12 @@ def resume(
 
 
 def show(
-    directory: Annotated[Path, typer.Argument(help="a run, or a comparison", show_default=False)],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="a run, or a comparison", show_default=False, autocompletion=runs_and_comparisons
+        ),
+    ],
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished."""

@@ -6,33 +6,47 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedtailor.cli.comparing import asked, numbers
-from fedtailor.cli.display import RoundProgress, err, json_text, marked, out, print_setup, progress_bars, setup_lines
+from fedtailor.cli.completing import methods_and_files, setting_names
+from fedtailor.cli.display import (
+    Bars,
+    RoundProgress,
+    announce,
+    err,
+    json_text,
+    marked,
+    out,
+    progress_bars,
+    setup_lines,
+    working,
+)
 from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from fedtailor.studies.trials import Trial
     from fedtailor.studies.tuning import Tuner
 
 BESIDE = 80  # columns beside the name of a trial: the bar, its rounds, the value on validation data and the time left
 FAILED = 1  # exit code: there are settings, but not of all methods
+OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning", "show_default": False}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def tune(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD…|FILE.toml", show_default=False, help="methods, or one file with a comparison"),
+        typer.Argument(
+            metavar="METHOD|FILE.toml",
+            show_default=False,
+            help="methods, or one file with a comparison",
+            autocompletion=methods_and_files,
+        ),
     ],
     settings: dict[str, Any],
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help=r"trials of each method \[20]", show_default=False)
-    ] = None,
+    trials: Annotated[int | None, typer.Option(metavar="N", help=r"trials of each method \[20]", **OF_TUNING)] = None,
     seconds: Annotated[
-        float | None, typer.Option(metavar="X", help="seconds for each method, in place of trials", show_default=False)
+        float | None, typer.Option(metavar="X", help="seconds for each method, in place of trials", **OF_TUNING)
     ] = None,
     ranges: Annotated[
         list[str] | None,
@@ -40,21 +54,28 @@ def tune(
             "--range",
             metavar="NAME=RANGE",
             help="where a setting is searched: lr=0.01..1:log, epochs=1..10, batch=10|32 (may be repeated)",
-            show_default=False,
+            autocompletion=setting_names,
+            **OF_TUNING,
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", show_default=False)
+        str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", **OF_TUNING)
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="N,N,…", help="a trial is a run with each: their mean counts")] = "0",
+    seeds: Annotated[
+        str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts \[0]", **OF_TUNING)
+    ] = "0",
     assignments: Assignments = None,
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help=r"the tuning's directory \[tunings/DATA-1, -2, …]", show_default=False
+            "--out",
+            metavar="DIR",
+            help=r"the tuning's directory \[tunings/DATA-1, -2, …]",
+            rich_help_panel="Output",
+            show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for all.
 
@@ -64,12 +85,9 @@ def tune(
     shown in the end.
 
     [bold]Examples[/]
-
-    fedtailor tune fedavg ditto pgfed --data digits --trials 20 --out tunings/digits
-
-    fedtailor tune ditto --only lam --range lam=0.1..10:log --seconds 600
-
-    fedtailor compare fedavg ditto pgfed --settings tunings/digits
+      fedtailor tune fedavg ditto pgfed --data digits --trials 20 --out tunings/digits
+      fedtailor tune ditto --only lam --range lam=0.1..10:log --seconds 600
+      fedtailor compare fedavg ditto pgfed --settings tunings/digits
 
     After Ctrl-C or a crash, the same command with the same --out goes on; with
     more --trials it adds them.
@@ -82,7 +100,7 @@ def tune(
 
     place = to
     try:
-        with out.status("setting up"):
+        with working("setting up"):
             comparison = make_comparison(
                 {**asked(what, settings, parse_assignments(assignments or [])), "seeds": numbers(seeds)}
             )
@@ -125,7 +143,7 @@ def begin(work: "Tuner", quiet: bool = False) -> None:
     lines = dict[str, None]()
     work.begin(lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
     if not quiet:
-        print_setup(lines)
+        announce(lines)
 
 
 def interrupted(place: Path | None) -> NoReturn:
@@ -135,7 +153,7 @@ def interrupted(place: Path | None) -> NoReturn:
     raise typer.Exit(INTERRUPTED) from None
 
 
-def perform(work: "Tuner", bars: "Progress") -> None:
+def perform(work: "Tuner", bars: Bars) -> None:
     """Make the trials that are left, under a bar for the present one."""
     from fedtailor.reporting.tuned import settings_in_words
 
@@ -143,7 +161,7 @@ def perform(work: "Tuner", bars: "Progress") -> None:
         return "validation " + work.metric.shown(None if value is None else work.metric.score(value))
 
     for method in work.comparison.methods:
-        task = bars.add_task(method, total=None, status="")
+        task = bars.add_task(method, total=None, status="", unit="round")
 
         def begun(number: int, settings: dict[str, Any], rounds: int, method: str = method, task: Any = task) -> None:
             of = f" of {work.budget.trials}" if work.budget.trials else ""
@@ -153,9 +171,9 @@ def perform(work: "Tuner", bars: "Progress") -> None:
             bars.update(task, completed=number, status=shown(value))
 
         def done(trial: "Trial", method: str = method) -> None:
-            if out.is_terminal:
+            if out.is_terminal:  # elsewhere the lines of progress say it
                 said = shown(trial.value) if trial.state == "done" else trial.state
-                bars.console.print(f"{method}, {settings_in_words(trial.settings)}: {said}", highlight=False)
+                bars.say(f"{method}, {settings_in_words(trial.settings)}: {said}")
 
         work.tune(method, done, begun, round)
         bars.remove_task(task)
@@ -166,10 +184,10 @@ def _title(trial: str, settings: dict[str, Any]) -> str:
     from fedtailor.reporting.tuned import settings_in_words
 
     whole = f"{trial}: {settings_in_words(settings)}"
-    return whole if len(whole) + BESIDE <= out.width else trial
+    return whole if len(whole) + BESIDE <= out.width or not out.is_terminal else trial
 
 
-def _finish(work: "Tuner", method: str, bars: "Progress") -> Any:
+def _finish(work: "Tuner", method: str, bars: Bars) -> Any:
     bar = RoundProgress(bars, f"{method}, chosen settings", work.comparison.settings["rounds"])
     tuned = work.finish(method, bar.round, bar.start)
     bars.remove_task(bar.task)

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.cli.completing import runs_and_comparisons
 from fedtailor.cli.display import epsilon_text, human_bytes, human_time, in_cell, out, plain_table, visible
 from fedtailor.cli.presence import STATUS, sites_line
 from fedtailor.errors import FedtailorError, listed
@@ -30,7 +31,15 @@ PATIENCE = 60.0  # seconds without a round, and five times its usual length, tha
 
 
 def watch(
-    directory: Annotated[Path, typer.Argument(help="a run, several runs, or a comparison", show_default=False)],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="a run, several runs, or a comparison",
+            show_default=False,
+            autocompletion=runs_and_comparisons,
+        ),
+    ],
 ) -> None:
     """Watch a run or a comparison from another terminal: progress, metric, bytes, time left.
 
@@ -38,10 +47,8 @@ def watch(
     is shown once.
 
     [bold]Examples[/]
-
-    fedtailor watch runs/ditto-digits-1
-
-    fedtailor watch comparisons/digits-1
+      fedtailor watch runs/ditto-digits-1
+      fedtailor watch comparisons/digits-1
     """
     with suppress(KeyboardInterrupt):
         watched = Watched(directory)

@@ -14,18 +14,22 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.transport import Transport
 
+# A line of progress, as commands write it to stderr where there is no terminal.
+PROGRESS = re.compile(r"^(?!\w+: .*[.?]$).+: (?:(?:\w+ )?\d+ of \d+(?:, .+)?|\d+ \w+)\n", re.MULTILINE)
 # Characters that a terminal would obey.
 HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command left behind: its exit code, what it wrote where, and what it said of the setup of a run first."""
+    """What a command left behind: its exit code, what it wrote where, what it said of the setup of a run first, and its
+    lines of progress."""
 
     code: int
     out: str
     err: str
     setup: str = field(default="", compare=False)
+    progress: tuple[str, ...] = field(default=(), compare=False)
 
 
 Call = Callable[..., Answer]
@@ -57,7 +61,8 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
             r"(Network .+; head .+\.\n((The|These|Weights:|LoRA:) .+\.\n)*)?(\S+: a client uploads .+\.\n)*", out
         )
         assert setup is not None
-        return Answer(code or 0, out[setup.end() :], err, setup[0])
+        progress = tuple(line.rstrip("\n") for line in PROGRESS.findall(err))
+        return Answer(code or 0, out[setup.end() :], PROGRESS.sub("", err), setup[0], progress)
 
     yield called
     signal.signal(signal.SIGTERM, handler)

@@ -119,7 +119,7 @@ def test_a_network_that_cannot_be_built_says_how_it_was_called(call: Call, argum
     write("tests_cli_net.py", "\n".join([*lines, "        raise RuntimeError('no memory')", ""]))
     refused = refusal(call, "run", "fedavg", "--model", "tests_cli_net:Net")
     assert refused == f"The model Net cannot be built: {said}"
-    text = " ".join(done(call("run", "--help")).replace("│", " ").split())
+    text = " ".join(done(call("run", "--help")).split())
     assert "module:Class, called with (input shape, classes), or by names of arguments like in_channels and" in text
 
 

@@ -102,6 +102,8 @@ class TestNarrowPages:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings = {"lr": 0.1, "lam": 0.5}
+        assert _title("ditto, trial 1 of 2", settings) == "ditto, trial 1 of 2: lr=0.1, lam=0.5"  # in a log
+        monkeypatch.setattr(display.out, "_force_terminal", True)
         for width, said in ((80, "ditto, trial 1 of 2"), (120, "ditto, trial 1 of 2: lr=0.1, lam=0.5")):
             monkeypatch.setattr(display.out, "width", width)
             assert _title("ditto, trial 1 of 2", settings) == said
