@@ -32,12 +32,15 @@ from fedtailor.reporting.marks import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Drawing
+    from matplotlib.text import Text
 
 FORMATS = ("png", "pdf", "svg")
 MOMENTS = 4  # of a matrix over rounds, side by side
 WIDTH = 6.9  # inches: a page with two columns
 LETTERS = 70  # of a line in the legend
+MOST_NAMES = 30  # along an axis: of more, some are written
 UPRIGHT = 3  # letters of a name that is not turned
 SETTINGS: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7.5, "xtick.labelsize": 7,
@@ -101,6 +104,8 @@ def draw(figure: Figure) -> "Drawing":
         axes.set_visible(False)
     _legend(figure, drawing)
     drawing.draw_without_rendering()  # lays the panels out, once for all formats
+    if [axes for axes in drawing.axes if _is_shortened(axes)]:
+        drawing.draw_without_rendering()
     drawing.set_layout_engine("none")
     for axes in drawing.axes:
         _thin(axes)
@@ -112,7 +117,8 @@ def _laid_out(figure: Figure) -> tuple[list[Panel], int]:
     heats = [panel.marks[0] for panel in figure.panels]
     if len(figure.frames) < 2 or not all(isinstance(h, Heat) and len(h.columns) < len(h.rows) for h in heats):
         tall = any(panel.tall for panel in figure.panels)
-        return list(figure.panels), 3 if tall else min(figure.columns, len(figure.panels))
+        named = any(isinstance(heat, Heat) and _room(heat.rows) for heat in heats)
+        return list(figure.panels), (2 if named else 3) if tall else min(figure.columns, len(figure.panels))
     panels = []
     for panel, heat in zip(figure.panels, heats, strict=True):
         assert isinstance(heat, Heat)
@@ -130,8 +136,7 @@ def _height(panel: Panel, width: float) -> float:
         return min(width, 3.2)
     if isinstance(mark, Heat):
         square = list(mark.rows) == list(mark.columns)
-        names = _room(mark.columns)
-        return min(width, 3.2) if square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5) + names
+        return _room(mark.columns) + (min(width, 3.2) if square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5))
     return 1.3 + _room(mark.names) if isinstance(mark, Bars) else 2.3
 
 
@@ -163,13 +168,34 @@ def _name(axes: "Axes", axis: Literal["x", "y"], names: Sequence[str]) -> None:
     """Write names at the places 0, 1, … of an axis; upright below it where they are long."""
     upright = axis == "x" and any(len(name) > UPRIGHT for name in names)
     set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
-    set_ticks(range(len(names)), [_plain(name) for name in short_names(names)], rotation=90 if upright else 0)
+    shown = range(0, len(names), -(-len(names) // MOST_NAMES) or 1)
+    short = short_names(names)
+    set_ticks(shown, [_plain(short[place]) for place in shown], rotation=90 if upright else 0)
+
+
+def _is_shortened(axes: "Axes") -> bool:
+    """Break a title that is wider than its plot into lines, as the layout leaves no room for it at the sides."""
+    title, room = axes.title, axes.bbox.width
+    width = title.get_window_extent().width
+    if width <= room:
+        return False
+    longest = max(map(len, title.get_text().splitlines()))
+    title.set_text(fill(title.get_text(), max(8, int(longest * room / width))))
+    return True
+
+
+def drawn_labels(axis: "Axis") -> "list[Text]":
+    """The labels of the ticks that are within sight: matplotlib makes some beyond, and does not draw them."""
+    low, high = sorted(axis.get_view_interval())
+    labels, places = axis.get_ticklabels(), [tick.get_loc() for tick in axis.get_major_ticks()]
+    seen = zip(labels, places, strict=False)  # labels first: that brings the ticks up to date
+    return [label for label, place in seen if low <= place <= high and label.get_text() and label.get_visible()]
 
 
 def _thin(axes: "Axes") -> None:
     """Leave out so many of an axis's names, evenly, that no two touch."""
     for axis in (axes.xaxis, axes.yaxis):
-        labels = [label for label in axis.get_ticklabels() if label.get_text()]
+        labels = drawn_labels(axis)
         boxes = [label.get_window_extent() for label in labels]
         steps = range(1, len(labels) + 1)
         step = next((n for n in steps if not any(a.overlaps(b) for a, b in pairwise(boxes[::n]))), 1)
