@@ -13,7 +13,7 @@ setup: .venv/ready
 	touch $@
 
 run: setup
-	$(BIN)/fedtailor compare local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --rounds 30 --seeds 0 --out comparisons/race
+	$(BIN)/fedtailor compare local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --test 0.6 --rounds 30 --seeds 0 --out comparisons/race
 	$(BIN)/fedtailor report comparisons/race --out race.html
 
 quick: setup

@@ -53,16 +53,17 @@ class Table:
 
         return plain_text(self.summary)
 
-    def markdown(self) -> str:
+    def markdown(self, columns: Sequence[str] | None = None) -> str:
+        """The table for Markdown, with all columns or these."""
         from fedtailor.reporting.tables import markdown
 
-        return markdown(self.summary)
+        return markdown(self.summary, columns)
 
-    def latex(self) -> str:
-        """A table environment for LaTeX; it needs the package booktabs."""
+    def latex(self, columns: Sequence[str] | None = None) -> str:
+        """Table environments for LaTeX, with all columns or these; they need the package booktabs."""
         from fedtailor.reporting.tables import latex
 
-        return latex(self.summary)
+        return latex(self.summary, columns)
 
     def csv(self) -> str:
         """Raw numbers: accuracies are shares of 1, missing values are empty."""
@@ -288,15 +289,19 @@ def report(
     runs: str | Path | RunResult | Sequence[str | Path | RunResult],
     to: str | Path = "report.html",
     figures: str | Path | None = None,
+    tables: str | Path | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Path:
     """Make one HTML page of runs (results, run directories, or directories that contain some), and return its path.
 
-    `figures` is a directory for every figure as PNG, PDF and SVG.
+    `figures` is a directory for every figure as PNG, PDF and SVG, and `tables` one for the table as text, Markdown and
+    LaTeX; `columns` are the table's.
     """
     from fedtailor.files import write_atomically
     from fedtailor.reporting.page import html, prepare
     from fedtailor.reporting.paper import check_matplotlib, save
     from fedtailor.reporting.runs import Runs, read_runs
+    from fedtailor.reporting.tables import write_readable
 
     if figures is not None:
         check_matplotlib()
@@ -305,12 +310,15 @@ def report(
     directories = [Path(run) for run in given if not isinstance(run, RunResult)]
     found = read_runs(directories) if directories else Runs()
     found.results += results
-    prepared = prepare(found)
+    prepared = prepare(found, columns)
     path = Path(to)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, html(prepared))
     if figures is not None:
         list(save(prepared.figures, Path(figures)))
+    if tables is not None:
+        Path(tables).mkdir(parents=True, exist_ok=True)
+        write_readable(prepared.summary, Path(tables), columns)
     return path
 
 

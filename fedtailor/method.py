@@ -225,6 +225,7 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # in tables and figures, as its paper writes it; the class's name unless it says another
     paper: ClassVar[str] = ""
     shared_part: ClassVar[str] = "the model"  # what the clients have in common, in a few words
     own_part: ClassVar[str] = "nothing"  # what is each client's own
@@ -233,6 +234,11 @@ class Method(BaseModel):
     keeps_model: ClassVar[bool] = False  # a client that has trained predicts from its own state, without the broadcast
     refuses: ClassVar[Mapping[str, str]] = {}  # settings of the experiment that must keep their default, and why
     search: ClassVar[Search] = {}  # the ranges in which `tune` looks for parameters, beside that of lr
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "title" not in vars(cls):  # not the title of the method that it is a variant of
+            cls.title = cls.__name__
 
     # --- at the server ---
 

@@ -236,9 +236,9 @@ def test_the_figures_have_hostile_clients_apart(two: list[ft.RunResult]) -> None
     assert figure is not None
     sizes = {panel.title.partition(":")[0]: len(mark.y) for panel in figure.panels for mark in panel.marks
              if isinstance(mark, Bars)}  # fmt: skip
-    assert sizes == {"local": 6, "local, hostile clients": 2, "ditto": 6, "ditto, hostile clients": 2}
+    assert sizes == {"Local": 6, "Local, hostile clients": 2, "Ditto": 6, "Ditto, hostile clients": 2}
     means = {panel.title.partition(":")[0]: float(panel.title.partition(": ")[2].split()[0]) for panel in figure.panels}
-    assert means["ditto"] == pytest.approx(100 * (two[1].value or 0), abs=0.01)
+    assert means["Ditto"] == pytest.approx(100 * (two[1].value or 0), abs=0.01)
     assert str(partitions(summary)[0]).count("(hostile)") == 2
 
 

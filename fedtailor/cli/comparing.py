@@ -12,6 +12,7 @@ from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
+from fedtailor.reporting.column_names import HELP, read_columns
 
 if TYPE_CHECKING:
     from fedtailor.server.loop import Loop
@@ -67,6 +68,7 @@ def compare(
         ),
     ] = None,
     tuned: TunedFrom = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP, show_default=False)] = None,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -94,6 +96,8 @@ def compare(
       fedtailor compare fedavg ditto pgfed --tune 20 --data digits
       fedtailor compare fedavg ditto --settings tuned:digits
 
+    fedtailor compare local ditto --columns accuracy,gain,bytes
+
     A file has the settings of an experiment file, and:
       methods = \\["local", "ditto"]   seeds = \\[0, 1, 2]
       \\[grid]   lr = \\[0.1, 0.01]   every combination is a line of the table
@@ -110,6 +114,7 @@ def compare(
     from fedtailor.studies.comparison import Comparing, make_comparison
 
     work: Comparing | None = None
+    chosen = read_columns(columns)
     try:
         with working("setting up"):
             question = asked(what, settings, parse_assignments(assignments or []), tuned)
@@ -128,13 +133,13 @@ def compare(
             announce(lines)
         _perform(work, todo)
         summary = work.finish()
-        write_tables(summary, work.out, work.extra)
+        write_tables(summary, work.out, work.extra, chosen)
     except KeyboardInterrupt:
         begun = work is not None and (file := work.out / "comparison.toml").is_file()
         hint = f" Continue with: fedtailor compare {file} --out {file.parent}" if begun else ""
         err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-    out.print(rich_table(summary, out.width))
+    out.print(rich_table(summary, out.width, chosen))
     if len(summary.lines) <= MOST_LINES:
         out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
     files = "table.txt, .md, .tex, .csv, clients.csv, result.json, runs"

@@ -9,6 +9,7 @@ from fedtailor.cli.completing import runs_and_comparisons
 from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars, working
 from fedtailor.cli.running import INTERRUPTED
 from fedtailor.errors import FedtailorError
+from fedtailor.reporting.column_names import HELP, read_columns
 
 if TYPE_CHECKING:
     from fedtailor.reporting.marks import Figure
@@ -29,6 +30,11 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too", show_default=False),
     ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="the table as text, Markdown and LaTeX for a paper, too", show_default=False),
+    ] = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP, show_default=False)] = None,
 ) -> None:
     """Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.
 
@@ -39,13 +45,17 @@ def report(
       fedtailor report runs/ditto-digits-1
       fedtailor report comparisons/digits-1 --out digits.html
       fedtailor report runs/local runs/pgfed --figures paper/figures
+      fedtailor report comparisons/digits-1 --tables paper --columns accuracy,gain,bytes
     """
     if to.is_dir():
         raise FedtailorError(f"{to} is a directory: give --out the name of a file, like {to / 'report.html'}.")
-    if figures is not None and figures.exists() and not figures.is_dir():
-        raise FedtailorError(f"{figures} is a file: give --figures the name of a directory.")
+    for option, directory in (("figures", figures), ("tables", tables)):
+        if directory is not None and directory.exists() and not directory.is_dir():
+            raise FedtailorError(f"{directory} is a file: give --{option} the name of a directory.")
+    chosen = read_columns(columns)
     from fedtailor.reporting.page import html, prepare
     from fedtailor.reporting.runs import read_runs
+    from fedtailor.reporting.tables import write_readable
 
     if figures is not None:
         from fedtailor.reporting.paper import check_matplotlib
@@ -55,7 +65,7 @@ def report(
 
     try:
         with working("reading runs"):
-            prepared = prepare(read_runs(directories))
+            prepared = prepare(read_runs(directories), chosen)
         for note in prepared.notes:
             err.print(marked("Warning:", "yellow", note), soft_wrap=True, highlight=False)
         with working("drawing"):
@@ -66,6 +76,10 @@ def report(
         out.print(f"{shown} in {to} ({human_bytes(len(page))})", highlight=False, soft_wrap=True)
         if figures is not None:
             _save(prepared.figures, figures)
+        if tables is not None:
+            tables.mkdir(parents=True, exist_ok=True)
+            names = ", ".join(path.name for path in write_readable(prepared.summary, tables, chosen))
+            out.print(f"{names} in {tables}", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         err.print("Interrupted. Call the same command again.")
         raise typer.Exit(INTERRUPTED) from None

@@ -95,6 +95,7 @@ def federate(
         classes=dataset.classes,
         names=names,
         new=new,
+        partition=partition,
         tokens=dataset.tokens,
         **table,
     )

@@ -67,6 +67,11 @@ def method_class(name: str) -> type[Method]:
     return CATALOGUE[name]
 
 
+def method_title(name: str) -> str:
+    """Write a method's name as its paper does. A `module:Class` is called by its class, which is not imported."""
+    return CATALOGUE[name].title if name in CATALOGUE else name.partition(":")[2] or name
+
+
 def check_class(found: Any, name: str) -> type[Method]:
     """Refuse what is not the class of a method that can train."""
     if not (isinstance(found, type) and issubclass(found, Method)):

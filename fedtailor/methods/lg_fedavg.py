@@ -23,6 +23,7 @@ class LGFedAvg(Method):
     """
 
     name: ClassVar[str] = "lg-fedavg"
+    title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = (
         "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, "
         "arXiv:2001.01523, 2020"

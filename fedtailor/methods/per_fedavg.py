@@ -23,6 +23,7 @@ class PerFedAvg(Method):
     """
 
     name: ClassVar[str] = "per-fedavg"
+    title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = (
         "Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic "
         "Meta-Learning Approach, NeurIPS 2020"

@@ -27,6 +27,7 @@ class PFedMB(Method):
     """
 
     name: ClassVar[str] = "pfedmb"
+    title: ClassVar[str] = "pFedMB"
     paper: ClassVar[str] = (
         "Mori, Yoshiyama, Furukawa, Teranishi, Personalized Federated Learning with Multi-branch Architecture"
     )

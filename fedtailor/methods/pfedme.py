@@ -30,6 +30,7 @@ class PFedMe(Method):
     """
 
     name: ClassVar[str] = "pfedme"
+    title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "T. Dinh, Tran, Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     shared_part: ClassVar[str] = "the global model w"
     own_part: ClassVar[str] = "the model θ̃_i, held near it"

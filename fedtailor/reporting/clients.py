@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.studies.clients import ClientRow, ClientTable, best_titles
+from fedtailor.studies.clients import ClientRow, ClientTable, best_of
 from fedtailor.text import SafeConsole, plain_table, spreadsheet_cell, visible
 
 FEW = 30  # clients that are all printed
@@ -22,7 +22,7 @@ def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
     rows: list[ClientRow | None] = [*table.rows]
     title, note = "Clients", ""
     if len(rows) > FEW:
-        ranked, leader = table.ranked(), table.titles[table.leader]
+        ranked, leader = table.ranked(), table.labels[table.leader]
         rows = [*ranked[:ENDS], None, *ranked[-ENDS:]]
         title = f"Clients: the worst and the best {ENDS} of {len(ranked)}, by {visible(leader)}"
         note = f" All are in {whole}."
@@ -42,7 +42,7 @@ def _width(table: Table) -> int:
 def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int]) -> Table:
     made, several = plain_table(""), len(table.ranked_lines) > 1
     made.add_column("client", style="bold", overflow="fold")
-    for name in ("train", "test", *(table.titles[line] for line in lines)):
+    for name in ("train", "test", *(table.labels[line] for line in lines)):
         made.add_column(visible(name), justify="right", no_wrap=True)
     if several:
         made.add_column("best")
@@ -51,11 +51,11 @@ def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[
             made.add_row("…")
             continue
         cells = [Text(table.shown(row.values[n]), style="bold green" if row.best[n] else "") for n in lines]
-        best = [Text(visible(", ".join(best_titles(table, row))))] if several else []
+        best = [Text(visible(", ".join(best_of(table.labels, row))))] if several else []
         made.add_row(Text(visible(row.title)), _count(row.n_train), _count(row.n_test), *cells, *best)
     made.add_section()
     overall = [table.shown(table.overall[n]) for n in lines]
-    made.add_row("all", "", "", *overall, *([Text(visible(table.titles[table.leader]))] if several else []))
+    made.add_row("all", "", "", *overall, *([Text(visible(table.labels[table.leader]))] if several else []))
     return made
 
 
@@ -70,7 +70,7 @@ def clients_csv(table: ClientTable) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(spreadsheet_cell, ["client", "train", "test", *table.titles, "best"]))
     for row in table.rows:
-        best = ", ".join(best_titles(table, row))
+        best = ", ".join(best_of(table.titles, row))
         writer.writerow(map(spreadsheet_cell, [row.title, row.n_train, row.n_test, *row.values, best]))
     return text.getvalue()
 
@@ -79,13 +79,14 @@ def clients_html(table: ClientTable) -> str:
     """A table whose columns sort by a click on their header (see page.js)."""
     heads = "".join(
         f'<th scope="col" aria-sort="none"><button>{escape(name)}</button></th>'
-        for name in ("client", "train", "test", *table.titles)
+        for name in ("client", "train", "test", *table.labels)
     )
     body = []
     for row in table.rows:
         counts = "".join(_cell(n, _count(n), False) for n in (row.n_train, row.n_test))
         cells = counts + "".join(_cell(v, table.shown(v), best) for v, best in zip(row.values, row.best, strict=True))
-        body.append(f'<tr><th scope="row">{escape(row.title)}</th>{cells}</tr>')
+        title = escape(row.title)
+        body.append(f'<tr><th scope="row" class="name" title="{title}">{title}</th>{cells}</tr>')
     foot = "".join(_cell(value, table.shown(value), False) for value in table.overall)
     return f"""<div class="wide tall-table"><table class="sortable">
 <thead><tr>{heads}</tr></thead>

@@ -1,20 +1,25 @@
 """The figures that every comparison has: learning curves, clients, gains over Local, and each client's data."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from statistics import fmean
 
 import numpy as np
 
+from fedtailor.data.partitions import NATURAL, PARTITIONS, WITHIN, partitions_catalogue
 from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.result import RunResult
 from fedtailor.server.records import counted_classes, joined_in_words
+from fedtailor.studies.clients import same_clients
 from fedtailor.studies.conditions import conditions, without
 from fedtailor.studies.measures import client_values, individual_gains
 from fedtailor.studies.summary import Line, Summary
 
 POINTS = 250  # of one curve, at most
 SHOWN = 200  # clients in one figure, at most
+NARROW, ROOMY = 12, 18  # named bars in a panel of which four, or three, stand side by side, at most
 WRITTEN = 400  # cells whose values can still be read
 
 Styles = dict[str, Style]
@@ -122,7 +127,7 @@ def _curve(line: Line, style: Style, along: Callable[[RunResult], Array], field:
     spread = np.array([np.std([y for _, y in found[round]], ddof=len(found[round]) > 1) for round in rounds])
     seeds = len(line.results) > 1
     low, high = (y - spread, y + spread) if seeds else (None, None)
-    return Curve(x, y, line.title, style, low, high, choice=line.title)
+    return Curve(x, y, line.label, style, low, high, choice=line.title)
 
 
 def _window(curves: Sequence[Curve]) -> tuple[float, float]:
@@ -142,24 +147,21 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
     metric = summary.metric if any(line.value is not None for line in summary.lines) else LOSS
     what, unit = metric.title, metric.unit
     drawn = []
+    same = same_clients([result for line in summary.lines for result in line.results])
     attacked = any(result.hostile for line in summary.lines for result in line.results)
     for line, hostile in product(summary.lines, (False, True) if attacked else (False,)):
-        each = []
-        for result in line.results:
-            counts, seed = samples(result), _seed(line, result)
-            for client, value in _values(result, metric, hostile).items():
-                each.append((value, f"client {result.names[client]}{seed}, {counts[client]} samples"))
-        each.sort()
+        each = sorted(_of_clients(line, metric, hostile) if same else _of_seeds(line, metric, hostile))
         if not each:
             continue
-        heights, texts = np.array([height for height, _ in each]), [text for _, text in each]
+        heights = np.array([height for height, _, _ in each])
         kept = evenly(len(each), 2 * SHOWN)
         mean = Curve(
             np.array([-0.5, len(kept) - 0.5]), np.full(2, heights.mean()), "mean", Style(dash="dot"), kind="fit"
         )
-        bars = Bars(heights[kept], [texts[place] for place in kept], styles[line.title])
+        names = [each[place][1] for place in kept] if same else []
+        bars = Bars(heights[kept], [each[place][2] for place in kept], styles[line.title], names)
         of_clients = f" ({line.of_clients})" if line.missing and not hostile else ""
-        title = f"{line.title}, hostile clients" if hostile else line.title
+        title = f"{line.label}, hostile clients" if hostile else line.label
         drawn.append((f"{title}: {heights.mean():.4g}{unit}{of_clients}", line.title, bars, mean))
     if not drawn:
         return None
@@ -167,15 +169,39 @@ def clients(summary: Summary, styles: Styles) -> Figure | None:
     limits = (min(0.0, *ends), 100.0 if metric.percent else max(0.0, *ends))
     panels = [Panel(title, [bars, mean], choice=choice, y_limits=limits) for title, choice, bars, mean in drawn]
     several = any(len(line.results) > 1 for line in summary.lines)
+    whose = ", mean over seeds" if several and same else " of one seed" if several else ""
     caption = (
-        f"Each bar is the test {what} of one client" + (" of one seed" if several else "") + ", in rising order; the "
-        "dotted line is their mean. Two methods with the same mean may treat their worst clients very differently."
+        f"Each bar is the test {what} of one client{whose}, in rising order; the dotted line is their mean. Two "
+        "methods with the same mean may treat their worst clients very differently."
     )
     if attacked:
         caption += " Hostile clients are apart: no average counts them."
-    return Figure(
-        "clients", f"Every client's {what}{unit and ', %'}", caption, panels, columns=min(4, max(3, len(panels)))
-    )
+    most = max(len(bars.names) for _, _, bars, _ in drawn)
+    columns = 2 if most > ROOMY else 3 if most > NARROW else min(4, max(3, len(panels)))
+    return Figure("clients", f"Every client's {what}{unit and ', %'}", caption, panels, columns)
+
+
+def _of_seeds(line: Line, metric: Metric, hostile: bool) -> list[tuple[float, str, str]]:
+    """Every client of every seed: its value, its name, and what is said of it."""
+    found = []
+    for result in line.results:
+        counts, seed = samples(result), _seed(line, result)
+        for client, value in _values(result, metric, hostile).items():
+            name = result.names[client]
+            found.append((value, name, f"client {name}{seed}, {counts[client]} samples"))
+    return found
+
+
+def _of_clients(line: Line, metric: Metric, hostile: bool) -> list[tuple[float, str, str]]:
+    """Every client, mean over seeds. By name: with new clients, numbers differ from seed to seed."""
+    values: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
+    for result in line.results:
+        for client, value in _values(result, metric, hostile).items():
+            values.setdefault(result.names[client], []).append(value)
+            counts.setdefault(result.names[client], samples(result)[client])
+    seeds = {name: f", mean over {len(each)} seeds" if len(each) > 1 else "" for name, each in values.items()}
+    return [(fmean(each), name, f"client {name}, {counts[name]} samples{seeds[name]}") for name, each in values.items()]
 
 
 def _values(result: RunResult, metric: Metric, hostile: bool) -> dict[int, float]:
@@ -203,25 +229,25 @@ def gains(summary: Summary, styles: Styles) -> Figure | None:
             for client, gain in individual_gains(result, of_seed[result.experiment.seed]).items():
                 x.append(float(counts[client]))
                 y.append(factor * gain)
-                text.append(f"{line.title}, client {result.names[client]}{_seed(line, result)}")
+                text.append(f"{line.label}, client {result.names[client]}{_seed(line, result)}")
         if x:
             kept = evenly(len(x), 3 * SHOWN)
             style = styles[line.title]
             some_x, some_y = np.array(x)[kept], np.array(y)[kept]
-            marks.append(Points(some_x, some_y, [text[place] for place in kept], style, line.title))
+            marks.append(Points(some_x, some_y, [text[place] for place in kept], style, line.title, line.label))
             if (fitted := regression(np.array(x), np.array(y))) is not None:
-                marks.append(Curve(fitted[0], fitted[1], line.title, style, choice=line.title, kind="fit"))
+                marks.append(Curve(fitted[0], fitted[1], line.label, style, choice=line.title, kind="fit"))
     if not marks:
         return None
     lower = "" if metric.higher_is_better else " (lower is better: a gain is a fall)"
     what = f"{'points of ' if metric.percent else ''}test {metric.title}{lower}"
     caption = (
-        f"Each point is a client: what it gains over {base.title}, in {what}, against its number of "
+        f"Each point is a client: what it gains over {base.label}, in {what}, against its number of "
         "training samples. Below 0 it would have done better alone. The lines are least squares: a falling one says "
         "that clients with little data gain most."
     )
-    panel = Panel("", marks, "training samples of the client", f"gain over {base.title}, {unit}")
-    return Figure("gains", f"Gain over {base.title}", caption, [panel], columns=1)
+    panel = Panel("", marks, "training samples of the client", f"gain over {base.label}, {unit}")
+    return Figure("gains", f"Gain over {base.label}", caption, [panel], columns=1)
 
 
 def privacy(summary: Summary, styles: Styles) -> Figure | None:
@@ -308,10 +334,28 @@ def _partition(seed: int, result: RunResult) -> Figure:
         how += "; their classes are not known here"
     caption = (
         f"How many training samples {how}. A client has {totals.min()} to {totals.max()} of them, "
-        f"{np.median(totals):.0f} in the median.{left_out(result, order)}"
+        f"{np.median(totals):.0f} in the median. Partition: {partition_in_words(result)}.{left_out(result, order)}"
     )
     panel = Panel("", [heat], "class" if classes else "", "client")
     return Figure(f"partition-seed{seed}", "Who has which data", caption, [panel], columns=1, tab=f"seed {seed}")
+
+
+def partition_in_words(result: RunResult) -> str:
+    """Say how the clients share the samples: by the partition that was used, which need not be the one asked for."""
+    spec = result.partition.get("partition") or result.experiment.partition
+    if spec is None:  # an older record, of a run that asked for none
+        named = list(result.names) != [str(client) for client in range(len(result.names))]
+        spec = NATURAL if named else "the default (dirichlet:0.3, or natural where the data name their clients)"
+    if spec == NATURAL:
+        return f"{spec}, {partitions_catalogue()[NATURAL]}"
+    within = "each client that the data itself names divided further: " if spec.startswith(WITHIN) else ""
+    name, _, parameter = spec.removeprefix(WITHIN).partition(":")
+    if name not in PARTITIONS:
+        return spec
+    words = PARTITIONS[name].description
+    for placeholder in ("ALPHA", "K"):
+        words = re.sub(rf"\b{placeholder}\b", parameter, words)
+    return f"{spec}, {within}{words}"
 
 
 def left_out(result: RunResult, order: Iterable[int]) -> str:

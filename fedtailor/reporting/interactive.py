@@ -1,11 +1,29 @@
 """Panels as plotly.js draws them: plain JSON values. Colours that depend on light and dark are the page's business."""
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
-from fedtailor.reporting.marks import GREY, PALETTE, Array, Bars, Curve, Figure, Heat, Mark, Network, Panel, Points
+from fedtailor.reporting.marks import (
+    EDGE,
+    GREY,
+    NAME,
+    NODE_NAME,
+    PALETTE,
+    Array,
+    Bars,
+    Curve,
+    Figure,
+    Heat,
+    Mark,
+    Network,
+    Panel,
+    Points,
+    band_fill,
+    short_names,
+)
 
 Spec = dict[str, Any]
 
@@ -34,6 +52,7 @@ def chart(figure: Figure, panel: Panel) -> Spec:
             layout[axis] = {**layout[axis], **settings}
         if isinstance(mark, Heat) and len(mark.frames) > 1:
             spec["frames"] = [_numbers(frame) for frame in mark.frames.values()]
+    spec["data"].sort(key=lambda trace: trace.get("fill") != "toself")  # no band lies on a line
     return spec
 
 
@@ -57,7 +76,8 @@ def _height(figure: Figure, panel: Panel) -> int:
     if Heat in kinds and Network not in kinds:
         rows = max(len(mark.rows) for other in figure.panels for mark in other.marks if isinstance(mark, Heat))
         return min(max(17 * rows + 80, 300), 640)
-    return 440 if Network in kinds else 190 if Bars in kinds else 360
+    longest = max((len(name) for mark in panel.marks if isinstance(mark, Bars) for name in mark.names), default=0)
+    return 440 if Network in kinds else 190 + 6 * min(longest, NAME) if Bars in kinds else 360
 
 
 def _same_x(panel: Panel) -> bool:
@@ -74,19 +94,21 @@ def _drawn(mark: Mark, panel: Panel) -> tuple[list[Spec], dict[str, Spec]]:
     if isinstance(mark, Points):
         return [_points(mark, panel)], {}
     if isinstance(mark, Bars):
-        return [_bars(mark)], {"xaxis": {"showticklabels": False, "ticks": "", "showgrid": False}}
+        return [_bars(mark)], {"xaxis": {"ticks": "", "showgrid": False, "showticklabels": False, **_bar_names(mark)}}
     if isinstance(mark, Heat):
         return [_heat(mark, panel)], _heat_axes(mark)
-    bare = {"visible": False, "range": [-1.25, 1.25]}
-    return _network(mark), {"xaxis": bare, "yaxis": {**bare, "scaleanchor": "x"}}
+    bare, wide = {"visible": False}, mark.reach(0.06)
+    axes = {"xaxis": {**bare, "range": [-wide, wide]}, "yaxis": {**bare, "range": [-1.25, 1.25], "scaleanchor": "x"}}
+    return _network(mark), axes
 
 
 def _curve(mark: Curve, panel: Panel) -> list[Spec]:
+    named = [_text(name) for bars in panel.marks if isinstance(bars, Bars) for name in bars.names]
     width = {"main": 2.4, "one of many": 1.2, "fit": 1.4}[mark.kind]
     trace: Spec = {
         "type": "scatter",
         "mode": "lines" if len(mark.x) > 1 else "markers",
-        "x": _numbers(mark.x),
+        "x": [named[0], named[-1]] if named else _numbers(mark.x),  # a mean, from the first bar to the last
         "y": _numbers(mark.y),
         "name": _text(mark.label),
         "line": {"color": mark.style.colour, "dash": mark.style.dash, "width": width},
@@ -106,8 +128,8 @@ def _curve(mark: Curve, panel: Panel) -> list[Spec]:
             "x": _numbers(np.concatenate([mark.x, mark.x[::-1]])),
             "y": _numbers(np.concatenate([mark.high, mark.low[::-1]])),
             "fill": "toself",
-            "fillcolor": _faint(mark.style.colour, 0.16),
-            "line": {"width": 0},
+            "fillcolor": _faint(mark.style.colour, band_fill(panel.marks)),
+            "line": {"width": 1, "color": _faint(mark.style.colour, EDGE)},
             "hoverinfo": "skip",
         }
         traces = [band, trace]
@@ -130,6 +152,7 @@ def _points(mark: Points, panel: Panel) -> Spec:
 def _bars(mark: Bars) -> Spec:
     return {
         "type": "bar",
+        **({"x": [_text(name) for name in mark.names]} if mark.names else {}),
         "y": _numbers(mark.y),
         "text": [_text(text) for text in mark.text],
         "textposition": "none",
@@ -138,8 +161,24 @@ def _bars(mark: Bars) -> Spec:
     }
 
 
+def _bar_names(mark: Bars) -> Spec:
+    """The axis below bars that have names."""
+    if not mark.names:
+        return {}
+    look = {"showticklabels": True, "tickangle": -90, "tickfont": {"size": 10}}
+    return {"type": "category", **look, **_aliases(mark.names)}
+
+
+def _aliases(names: Sequence[str]) -> Spec:
+    """What is written in place of names that are too long for an axis."""
+    short = zip(names, short_names(names), strict=True)
+    aliases = {_text(name): _text(cut) for name, cut in short if name != cut}
+    return {"labelalias": aliases} if aliases else {}
+
+
 def _heat(mark: Heat, panel: Panel) -> Spec:
     low, high = mark.range
+    where = f"{_text(panel.y)}: %{{customdata[0]}}<br>{_text(panel.x)}: %{{customdata[1]}}<br>"
     small = len(mark.rows) * len(mark.columns) <= 1600
     trace: Spec = {
         "type": "heatmap",
@@ -151,8 +190,8 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
         "meta": mark.scale,
         "xgap": int(small),
         "ygap": int(small),
-        "hovertemplate": f"{_text(panel.y)}: %{{y}}<br>{_text(panel.x)}: %{{x}}<br>"
-        f"{_text(mark.measure)}: <b>%{{z:.4~g}}</b><extra></extra>",
+        # Names are the page's business: %{x} and %{y} would be cut as those of the axes are.
+        "hovertemplate": f"{where}{_text(mark.measure)}: <b>%{{z:.4~g}}</b><extra></extra>",
         "colorbar": {
             "title": {"text": _text(mark.measure), "side": "right"},
             "thickness": 11,
@@ -172,7 +211,7 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
             "zmax": len(colours) - 0.5,
             "colorscale": [end for low, high, colour in steps for end in ([low, colour], [high, colour])],
             "text": [[_text(mark.kinds[int(value)]) for value in row] for row in mark.last],
-            "hovertemplate": f"{_text(panel.y)}: %{{y}}<br>{_text(panel.x)}: %{{x}}<br><b>%{{text}}</b><extra></extra>",
+            "hovertemplate": f"{where}<b>%{{text}}</b><extra></extra>",
         }
         ticks = {"tickvals": list(range(len(mark.kinds))), "ticktext": [_text(kind) for kind in mark.kinds]}
         trace["colorbar"] |= {"title": {"text": ""}, **ticks}
@@ -180,9 +219,10 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
 
 
 def _heat_axes(mark: Heat) -> dict[str, Spec]:
-    axis = {"type": "category", "showgrid": False, "ticks": "", "zeroline": False, "constrain": "domain"}
+    axis = {"type": "category", "showgrid": False, "zeroline": False, "constrain": "domain", "ticklabelstandoff": 4}
     square = {"scaleanchor": "x"} if _is_square(mark) else {}
-    return {"xaxis": axis, "yaxis": {**axis, "autorange": "reversed", **square}}
+    rows, columns = _aliases(mark.rows), _aliases(mark.columns)
+    return {"xaxis": {**axis, **columns}, "yaxis": {**axis, "autorange": "reversed", **square, **rows}}
 
 
 def _network(mark: Network) -> list[Spec]:
@@ -235,12 +275,14 @@ def _network(mark: Network) -> list[Spec]:
         },
         "hovertemplate": "%{text}<extra></extra>",
     }
+    names = short_names(mark.nodes, NODE_NAME) if len(mark.nodes) <= 50 else []
     labels = {
         "type": "scatter",
         "mode": "text",
-        "x": _numbers(1.16 * places[:, 0]),
-        "y": _numbers(1.16 * places[:, 1]),
-        "text": [_text(name) for name in mark.nodes] if len(mark.nodes) <= 50 else [],
+        "x": _numbers(1.1 * places[:, 0]),
+        "y": _numbers(1.1 * places[:, 1]),
+        "text": [_text(name) for name in names],
+        "textposition": [" ".join(mark.side(place)) for place in range(len(names))],
         "hoverinfo": "skip",
     }
     return [*traces, nodes, labels]

@@ -13,6 +13,8 @@ Dash = Literal["solid", "dash", "dot", "dashdot"]
 # As far apart as eight colours and a grey can be with any kind of colour vision, on white and dark pages alike.
 PALETTE = ("#4286e9", "#d45c00", "#108d5f", "#bc72bd", "#e39d00", "#21b9f5", "#8b42b0", "#c0b054")
 GREY = "#8a8f98"
+EDGE = 0.45  # opacity of a band's edges
+NAME, NODE_NAME = 16, 10  # letters of a client's name at an axis, and in a network, at most
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dot", "dashdot")
 
 
@@ -57,13 +59,17 @@ class Points:
     text: Sequence[str]  # what is said of each
     style: Style = Style()
     choice: str | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True)
 class Bars:
+    """Bars of clients. `names` are written below them, and `text` is all that is said of each."""
+
     y: Array
     text: Sequence[str]
     style: Style = Style()
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,18 @@ class Network:
         turns = np.pi / 2 - 2 * np.pi * np.arange(len(self.nodes)) / max(len(self.nodes), 1)
         return np.stack([np.cos(turns), np.sin(turns)], axis=1)
 
+    def side(self, node: int) -> tuple[str, str]:
+        """On which side of a node its name is written, outside of the circle: vertically and horizontally."""
+        x, y = self.places()[node].round(3)
+        return (
+            "top" if y > 0.3 else "bottom" if y < -0.3 else "middle",
+            "right" if x > 0 else "left" if x < 0 else "center",
+        )
+
+    def reach(self, letter: float) -> float:
+        """How far the names reach from the centre to both sides, if a letter is so wide."""
+        return 1.2 + letter * max((min(len(name), NODE_NAME) for name in self.nodes), default=0)
+
     def path(self, start: int, end: int, points: int = 40) -> Array:
         """A bow from node to node that bends towards the centre and stops short of the end."""
         places = self.places()
@@ -127,6 +145,23 @@ class Network:
         bow: Array = (1 - t) ** 2 * a + 2 * t * (1 - t) * b + t**2 * c
         free = (np.linalg.norm(bow - a, axis=1) > 0.06) & (np.linalg.norm(bow - c, axis=1) > 0.1)
         return bow[free] if free.sum() > 1 else bow
+
+
+def band_fill(marks: Sequence["Mark"]) -> float:
+    """The opacity of a panel's bands: the fainter the more there are, as many on top of each other would mix to grey.
+    They can be told apart by their edges."""
+    bands = sum(isinstance(mark, Curve) and mark.low is not None for mark in marks)
+    return min(0.16, 0.2 / max(bands, 1))
+
+
+def short_names(names: Sequence[str], most: int = NAME) -> list[str]:
+    """Cut long names: at the end or, where they would then be the same, in the middle. Equals are numbered."""
+    half, short = most // 2, list(names)
+    for start, end in ((most - 1, 0), (most - half - 1, half)):
+        short = [n if len(n) <= most else f"{n[:start].rstrip()}…{n[len(n) - end :]}" for n in names]
+        if len(set(short)) == len(set(names)):
+            return short
+    return [n if len(n) <= most else f"{n[: half - 1]}…#{place}" for place, n in enumerate(names, 1)]
 
 
 Mark = Curve | Points | Bars | Heat | Network
@@ -155,6 +190,12 @@ class Figure:
     panels: Sequence[Panel]
     columns: int = 2  # panels side by side
     tab: str = ""  # its name among figures that take turns in one place
+
+    @property
+    def legend(self) -> dict[str, tuple[str, Style]]:
+        """The label and the look of everything that can be chosen, by the name of the choice."""
+        marks = [mark for panel in self.panels for mark in panel.marks if isinstance(mark, Curve | Points)]
+        return {mark.choice: (mark.label, mark.style) for mark in marks if mark.choice}
 
     @property
     def frames(self) -> list[str]:

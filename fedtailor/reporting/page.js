@@ -48,7 +48,11 @@
 
   function coloured(traces) {
     const scales = SCALES[dark.matches && !printing() ? "dark" : "light"];
-    for (const trace of traces) if (scales[trace.meta]) trace.colorscale = scales[trace.meta];
+    for (const trace of traces) {
+      if (scales[trace.meta]) trace.colorscale = scales[trace.meta];
+      // Whole names for who points at a cell: the axes may have them cut.
+      if (trace.type === "heatmap") trace.customdata = trace.y.map((row) => trace.x.map((column) => [row, column]));
+    }
     return traces;
   }
 

@@ -10,16 +10,17 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fedtailor.data.partitions import PARTITIONS
 from fedtailor.errors import FedtailorError
+from fedtailor.methods import method_title
 from fedtailor.participation import Participation
 from fedtailor.reporting import figures as general
 from fedtailor.reporting.clients import clients_html
 from fedtailor.reporting.diagnostics import diagnostics
+from fedtailor.reporting.figures import partition_in_words
 from fedtailor.reporting.interactive import chart, shape
-from fedtailor.reporting.marks import Curve, Figure, Style, styles
+from fedtailor.reporting.marks import Figure, Style, styles
 from fedtailor.reporting.runs import Runs
-from fedtailor.reporting.tables import table_rows
+from fedtailor.reporting.tables import caption, table_rows
 from fedtailor.result import RunResult
 from fedtailor.studies.clients import client_table
 from fedtailor.studies.summary import Summary, summarize
@@ -49,13 +50,14 @@ class Report:
     styles: dict[str, Style]
     sections: list[Section]
     notes: list[str]
+    columns: Sequence[str] | None = None  # of the table, by name
 
     @property
     def figures(self) -> list[Figure]:
         return [figure for section in self.sections for figure in section.figures]
 
 
-def prepare(runs: Runs) -> Report:
+def prepare(runs: Runs, columns: Sequence[str] | None = None) -> Report:
     """Make all figures and notes of these runs; refuse runs that cannot be compared."""
     summary = summarize(runs.results, runs.target, runs.tuned)
     look = styles([(line.title, line.method) for line in summary.lines])
@@ -73,11 +75,11 @@ def prepare(runs: Runs) -> Report:
         try:
             own = diagnostics(line, look[line.title])
         except FedtailorError as error:
-            notes.append(f"The diagnostics of {line.title} are left out: {error}")
+            notes.append(f"The diagnostics of {line.label} are left out: {error}")
             continue
         if own:
-            sections.append(Section(f"method-{place}", line.title, own))
-    return Report(runs, summary, look, sections, notes)
+            sections.append(Section(f"method-{place}", line.label, own))
+    return Report(runs, summary, look, sections, notes, columns)
 
 
 def _notes(runs: Runs) -> Iterator[str]:
@@ -94,7 +96,7 @@ def _notes(runs: Runs) -> Iterator[str]:
 
 
 def heading(summary: Summary) -> str:
-    titles = [line.title for line in summary.lines]
+    titles = [line.label for line in summary.lines]
     data = _data(summary)
     if len(titles) > 4:
         return f"{len(titles)} methods on {data}"
@@ -119,7 +121,7 @@ def in_words(summary: Summary) -> str:
     tuned = {line.results[0].experiment.evaluation.fine_tune for line in summary.lines}
     sentences = [
         f"{total:,} training samples of {_data(summary)} ({what}) at {_counted(len(result.names), 'client')}{held_out}",
-        f"partition: {_partition(experiment.partition)}",
+        f"partition: {partition_in_words(result)}",
         _participation(experiment.participation, _common(summary, "rounds")),
         _local_work(summary),
         protocol.model_copy(update={"fine_tune": protocol.fine_tune if len(tuned) == 1 else 0})
@@ -153,19 +155,6 @@ def _common(summary: Summary, setting: str) -> Any:
     return values.pop() if len(values) == 1 else None
 
 
-def _partition(spec: str | None) -> str:
-    """A partition in words."""
-    if spec is None:
-        return "the default (dirichlet:0.3, or natural where the data name their clients)"
-    name, _, parameter = spec.partition(":")
-    if name not in PARTITIONS:
-        return spec
-    words = PARTITIONS[name].description
-    for placeholder in ("ALPHA", "K"):
-        words = re.sub(rf"\b{placeholder}\b", parameter, words)
-    return f"{spec}, {words}"
-
-
 def _participation(text: str, rounds: int | None) -> str:
     drawn = Participation.parse(text)
     who = {
@@ -187,7 +176,7 @@ def html(report: Report) -> str:
 
     title = heading(report.summary)
     charts: dict[str, Any] = {}
-    body = "\n".join(_section(section, report, charts) for section in report.sections)
+    body = "\n".join(_section(section, charts) for section in report.sections)
     links = [("results", "Results"), *((s.anchor, s.title) for s in report.sections), ("runs", "Runs")]
     contents = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name in links)
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
@@ -245,7 +234,7 @@ def _packed(text: str) -> str:
 
 
 def _results(report: Report) -> str:
-    head, *rows = table_rows(report.summary, "<strong>{}</strong>", "<u>{}</u>", escape)
+    head, *rows = table_rows(report.summary, "<strong>{}</strong>", "<u>{}</u>", escape, report.columns)
     colours = [report.styles[line.title].colour for line in report.summary.lines]
     cells = []
     for colour, (name, *numbers) in zip(colours, rows, strict=True):
@@ -258,7 +247,7 @@ def _results(report: Report) -> str:
 <thead><tr>{headers}</tr></thead>
 <tbody>{"".join(cells)}</tbody>
 </table></div>
-<p class="caption">{marked}{escape(report.summary.caption)}</p>"""
+<p class="caption">{marked}{escape(caption(report.summary, report.columns))}</p>"""
 
 
 def _minus(number: str) -> str:
@@ -269,8 +258,8 @@ def _cells(texts: Iterable[str]) -> str:
     return "".join(f"<td>{text}</td>" for text in texts)
 
 
-def _section(section: Section, report: Report, charts: dict[str, Any]) -> str:
-    drawn = [_figure(figure, section, report, charts) for figure in section.figures]
+def _section(section: Section, charts: dict[str, Any]) -> str:
+    drawn = [_figure(figure, section, charts) for figure in section.figures]
     if len(drawn) == 1 or not section.figures[0].tab:
         content = "\n".join(drawn)
     else:
@@ -283,7 +272,7 @@ def _section(section: Section, report: Report, charts: dict[str, Any]) -> str:
     return f'<section id="{section.anchor}">\n<h2>{escape(section.title)}</h2>\n{content}\n{section.table}</section>'
 
 
-def _figure(figure: Figure, section: Section, report: Report, charts: dict[str, Any]) -> str:
+def _figure(figure: Figure, section: Section, charts: dict[str, Any]) -> str:
     panels = []
     for place, panel in enumerate(figure.panels):
         name = f"{figure.name}-{place}"
@@ -296,26 +285,22 @@ def _figure(figure: Figure, section: Section, report: Report, charts: dict[str, 
     title = f"<h3>{escape(figure.title)}</h3>" if figure.title != section.title and not figure.tab else ""
     said = f"<b>{escape(figure.tab.capitalize())}.</b> " if figure.tab and len(section.figures) > 1 else ""
     return f"""<figure id="{escape(figure.name)}" style="--columns:{figure.columns}">
-{title}{_legend(figure, report)}
+{title}{_legend(figure)}
 <div class="panels">{"".join(panels)}</div>
 {_slider(figure)}
 <figcaption>{said}{escape(figure.caption)}</figcaption>
 </figure>"""
 
 
-def _legend(figure: Figure, report: Report) -> str:
+def _legend(figure: Figure) -> str:
     """Buttons that hide a method, in all figures, and show it again."""
-    choices = [getattr(mark, "choice", None) for panel in figure.panels for mark in panel.marks]
-    named = [choice for choice in dict.fromkeys(choices) if choice]
-    curves = [mark for panel in figure.panels for mark in panel.marks if isinstance(mark, Curve)]
-    labels = {mark.choice: mark.label for mark in curves}
-    if len(named) < 2:
+    if len(figure.legend) < 2:
         return ""
     buttons = "".join(
-        f'<button aria-pressed="true" data-choice="{escape(name)}" style="--colour:{report.styles[name].colour}">'
-        f'<svg viewBox="0 0 26 8" aria-hidden="true"><line class="{report.styles[name].dash}" x1="1" y1="4" x2="25" '
-        f'y2="4"/></svg>{escape(labels.get(name, name))}</button>'
-        for name in named
+        f'<button aria-pressed="true" data-choice="{escape(choice)}" style="--colour:{style.colour}">'
+        f'<svg viewBox="0 0 26 8" aria-hidden="true"><line class="{style.dash}" x1="1" y1="4" x2="25" '
+        f'y2="4"/></svg>{escape(label)}</button>'
+        for choice, (label, style) in figure.legend.items()
     )
     return f'<div class="legend" title="Click: hide or show. Double click: show only this, or all.">{buttons}</div>'
 
@@ -335,7 +320,9 @@ def _slider(figure: Figure) -> str:
 def _runs(report: Report) -> str:
     """Every run, and the complete settings of the first."""
     results = [*report.runs.results, *report.runs.begun]
-    rows = "".join(f'<tr><th scope="row">{escape(r.experiment.method)}</th>{_cells(_run(r))}</tr>' for r in results)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(method_title(r.experiment.method))}</th>{_cells(_run(r))}</tr>' for r in results
+    )
     first = results[0]
     heads = ("method", "seed", "rounds", escape(first.metric.title), "bytes", "time", "directory")
     return f"""<section id="runs">

@@ -2,24 +2,46 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedtailor.errors import FedtailorError
 from fedtailor.reporting.figures import evenly
-from fedtailor.reporting.marks import GREY, PALETTE, Bars, Curve, Dash, Figure, Heat, Mark, Network, Panel, Points
+from fedtailor.reporting.marks import (
+    EDGE,
+    GREY,
+    NAME,
+    NODE_NAME,
+    PALETTE,
+    Bars,
+    Curve,
+    Dash,
+    Figure,
+    Heat,
+    Mark,
+    Network,
+    Panel,
+    Points,
+    band_fill,
+    short_names,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Drawing
+    from matplotlib.text import Text
 
 FORMATS = ("png", "pdf", "svg")
 MOMENTS = 4  # of a matrix over rounds, side by side
 WIDTH = 6.9  # inches: a page with two columns
-TICKS = 25  # names along the side of a matrix that is as wide as the page
+LETTERS = 70  # of a line in the legend
+MOST_NAMES = 30  # along an axis: of more, some are written
+UPRIGHT = 3  # letters of a name that is not turned
 SETTINGS: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7.5, "xtick.labelsize": 7,
     "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
@@ -47,8 +69,6 @@ def save(figures: Sequence[Figure], directory: Path) -> Iterator[Path]:
     for figure in figures:
         with matplotlib.rc_context(SETTINGS):
             drawing = draw(figure)
-            drawing.draw_without_rendering()  # lays the panels out, once for all formats
-            drawing.set_layout_engine("none")
             for ending in FORMATS:
                 path = directory / f"{figure.name}.{ending}"
                 # No time of day in the file: the same runs give the same bytes.
@@ -60,6 +80,7 @@ def save(figures: Sequence[Figure], directory: Path) -> Iterator[Path]:
 def draw(figure: Figure) -> "Drawing":
     """Draw a figure's panels in rows. A narrow matrix over rounds is drawn at a few of them, one row for each panel;
     any other at the last."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
     from matplotlib.ticker import MaxNLocator
 
@@ -68,19 +89,26 @@ def draw(figure: Figure) -> "Drawing":
     heights = [max(_height(panel, WIDTH / columns) for panel in panels[row * columns : (row + 1) * columns])
                for row in range(rows)]  # fmt: skip
     drawing = Drawing(figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, sum(heights) + 0.3), layout="constrained")
+    FigureCanvasAgg(drawing)  # which can measure
     places = drawing.subplots(rows, columns, squeeze=False, height_ratios=heights).ravel()
     for axes, panel in zip(places, panels, strict=False):
-        title = fill(_plain(panel.title), int(14 * WIDTH / columns))
+        title = fill(_plain(panel.title), int(14 * (WIDTH / columns - 0.5)))
         axes.set(title=title, xlabel=_plain(panel.x), ylabel=_plain(panel.y))
         if panel.y_limits:
             axes.set_ylim(*panel.y_limits)
         for mark in panel.marks:
-            _draw(mark, axes, TICKS // columns)
+            _draw(mark, axes, band_fill(panel.marks))
         if panel.x == "round" and not isinstance(panel.marks[0], Heat):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     _legend(figure, drawing)
+    drawing.draw_without_rendering()  # lays the panels out, once for all formats
+    if [axes for axes in drawing.axes if _is_shortened(axes)]:
+        drawing.draw_without_rendering()
+    drawing.set_layout_engine("none")
+    for axes in drawing.axes:
+        _thin(axes)
     return drawing
 
 
@@ -89,7 +117,8 @@ def _laid_out(figure: Figure) -> tuple[list[Panel], int]:
     heats = [panel.marks[0] for panel in figure.panels]
     if len(figure.frames) < 2 or not all(isinstance(h, Heat) and len(h.columns) < len(h.rows) for h in heats):
         tall = any(panel.tall for panel in figure.panels)
-        return list(figure.panels), 3 if tall else min(figure.columns, len(figure.panels))
+        named = any(isinstance(heat, Heat) and _room(heat.rows) for heat in heats)
+        return list(figure.panels), (2 if named else 3) if tall else min(figure.columns, len(figure.panels))
     panels = []
     for panel, heat in zip(figure.panels, heats, strict=True):
         assert isinstance(heat, Heat)
@@ -107,28 +136,74 @@ def _height(panel: Panel, width: float) -> float:
         return min(width, 3.2)
     if isinstance(mark, Heat):
         square = list(mark.rows) == list(mark.columns)
-        return min(width, 3.2) if square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5)
-    return 1.3 if isinstance(mark, Bars) else 2.3
+        return _room(mark.columns) + (min(width, 3.2) if square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5))
+    return 1.3 + _room(mark.names) if isinstance(mark, Bars) else 2.3
 
 
-def _draw(mark: Mark, axes: "Axes", ticks: int) -> None:
+def _room(names: Sequence[str]) -> float:
+    """The height of names that stand upright below an axis, in inches."""
+    longest = max((min(len(name), NAME) for name in names), default=0)
+    return 0.05 * longest if longest > UPRIGHT else 0.0
+
+
+def _draw(mark: Mark, axes: "Axes", fill: float) -> None:
     if isinstance(mark, Curve):
-        _curve(mark, axes)
+        _curve(mark, axes, fill)
     elif isinstance(mark, Points):
         axes.scatter(mark.x, mark.y, s=9, color=mark.style.colour, alpha=0.75, linewidths=0)
         if min(mark.y) < 0 < max(mark.y):
             axes.axhline(0, color="#5d6673", linewidth=0.6, zorder=1)
     elif isinstance(mark, Bars):
         axes.bar(np.arange(len(mark.y)), mark.y, color=mark.style.colour, width=1 if len(mark.y) > 40 else 0.9)
-        axes.set_xticks([])
+        _name(axes, "x", mark.names)
+        axes.tick_params(axis="x", length=0, labelsize=6)
         axes.grid(axis="x", visible=False)
     elif isinstance(mark, Heat):
-        _heat(mark, axes, ticks)
+        _heat(mark, axes)
     else:
         _network(mark, axes)
 
 
-def _curve(mark: Curve, axes: "Axes") -> None:
+def _name(axes: "Axes", axis: Literal["x", "y"], names: Sequence[str]) -> None:
+    """Write names at the places 0, 1, … of an axis; upright below it where they are long."""
+    upright = axis == "x" and any(len(name) > UPRIGHT for name in names)
+    set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
+    shown = range(0, len(names), -(-len(names) // MOST_NAMES) or 1)
+    short = short_names(names)
+    set_ticks(shown, [_plain(short[place]) for place in shown], rotation=90 if upright else 0)
+
+
+def _is_shortened(axes: "Axes") -> bool:
+    """Break a title that is wider than its plot into lines, as the layout leaves no room for it at the sides."""
+    title, room = axes.title, axes.bbox.width
+    width = title.get_window_extent().width
+    if width <= room:
+        return False
+    longest = max(map(len, title.get_text().splitlines()))
+    title.set_text(fill(title.get_text(), max(8, int(longest * room / width))))
+    return True
+
+
+def drawn_labels(axis: "Axis") -> "list[Text]":
+    """The labels of the ticks that are within sight: matplotlib makes some beyond, and does not draw them."""
+    low, high = sorted(axis.get_view_interval())
+    labels, places = axis.get_ticklabels(), [tick.get_loc() for tick in axis.get_major_ticks()]
+    seen = zip(labels, places, strict=False)  # labels first: that brings the ticks up to date
+    return [label for label, place in seen if low <= place <= high and label.get_text() and label.get_visible()]
+
+
+def _thin(axes: "Axes") -> None:
+    """Leave out so many of an axis's names, evenly, that no two touch."""
+    for axis in (axes.xaxis, axes.yaxis):
+        labels = drawn_labels(axis)
+        boxes = [label.get_window_extent() for label in labels]
+        steps = range(1, len(labels) + 1)
+        step = next((n for n in steps if not any(a.overlaps(b) for a, b in pairwise(boxes[::n]))), 1)
+        for place, label in enumerate(labels):
+            label.set_visible(place % step == 0)
+
+
+def _curve(mark: Curve, axes: "Axes", fill: float) -> None:
     many = mark.kind == "one of many"
     shape: dict[str, Any] = {"marker": "o", "markersize": 4} if len(mark.x) == 1 else {}
     axes.plot(
@@ -136,10 +211,11 @@ def _curve(mark: Curve, axes: "Axes") -> None:
         linewidth={"main": 1.4, "one of many": 0.5, "fit": 0.9}[mark.kind], **shape,
     )  # fmt: skip
     if mark.low is not None and mark.high is not None:
-        axes.fill_between(mark.x, mark.low, mark.high, color=mark.style.colour, alpha=0.16, linewidth=0)
+        colour, edge = ((mark.style.colour, opacity) for opacity in (fill, EDGE))
+        axes.fill_between(mark.x, mark.low, mark.high, facecolor=colour, edgecolor=edge, linewidth=0.5)
 
 
-def _heat(mark: Heat, axes: "Axes", ticks: int) -> None:
+def _heat(mark: Heat, axes: "Axes") -> None:
     from matplotlib.colors import ListedColormap
 
     low, high = mark.range
@@ -152,9 +228,8 @@ def _heat(mark: Heat, axes: "Axes", ticks: int) -> None:
     drawn = axes.imshow(
         mark.last, vmin=low, vmax=high, aspect="equal" if square else "auto", interpolation="nearest", **options
     )
-    for axis, names in ((axes.xaxis, mark.columns), (axes.yaxis, mark.rows)):
-        shown = range(0, len(names), -(-len(names) // (ticks if axis is axes.xaxis else TICKS)))
-        axis.set_ticks(shown, [_plain(names[place]) for place in shown])
+    _name(axes, "x", mark.columns)
+    _name(axes, "y", mark.rows)
     axes.tick_params(length=0, labelsize=6)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
@@ -191,10 +266,14 @@ def _network(mark: Network, axes: "Axes") -> None:
         zorder=3,
         linewidths=0,
     )
-    for name, (x, y) in zip(mark.nodes, places, strict=True):
-        if len(mark.nodes) <= 50:
-            axes.text(1.18 * x, 1.18 * y, _plain(name), ha="center", va="center", fontsize=6)
-    axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+    wide = mark.reach(0.05)
+    for node, name in enumerate(short_names(mark.nodes, NODE_NAME) if len(mark.nodes) <= 50 else ()):
+        (x, y), (above, beside) = places[node], mark.side(node)
+        # matplotlib says which side of the text is at the point, we on which side of the point the text is.
+        va = {"top": "bottom", "bottom": "top", "middle": "center"}[above]
+        ha = {"left": "right", "right": "left", "center": "center"}[beside]
+        axes.text(1.1 * x, 1.1 * y, _plain(name), ha=ha, va=va, fontsize=6)
+    axes.set(xlim=(-wide, wide), ylim=(-1.3, 1.3), aspect="equal")
     axes.set_axis_off()
 
 
@@ -202,12 +281,20 @@ def _legend(figure: Figure, drawing: "Drawing") -> None:
     """The methods, once, below all panels."""
     from matplotlib.lines import Line2D
 
-    marks = [mark for panel in figure.panels for mark in panel.marks if isinstance(mark, Curve | Points)]
-    styles = {mark.choice: mark.style for mark in marks if mark.choice}
-    if len(styles) < 2:
+    if len(figure.legend) < 2:
         return
-    keys = [Line2D([], [], color=s.colour, linestyle=LINE_STYLES[s.dash], label=_plain(n)) for n, s in styles.items()]
-    drawing.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), 5), frameon=False)
+    keys = [
+        Line2D([], [], color=style.colour, linestyle=LINE_STYLES[style.dash], label=fill(_plain(label), LETTERS))
+        for label, style in figure.legend.values()
+    ]
+    for ncols in range(min(len(keys), 5), 0, -1):
+        legend = drawing.legend(handles=keys, loc="outside lower center", ncols=ncols, frameon=False)
+        size = legend.get_window_extent()
+        if size.width <= drawing.bbox.width or ncols == 1:
+            break
+        legend.remove()
+    width, height = drawing.get_size_inches()
+    drawing.set_size_inches(width, height + size.height / drawing.dpi)
 
 
 def _plain(text: str) -> str:

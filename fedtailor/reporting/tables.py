@@ -1,11 +1,10 @@
-"""The table that papers print, as text, Markdown, LaTeX (booktabs) and CSV."""
+"""The table that papers print, as text, Markdown and CSV; `latex` has it for LaTeX."""
 
 import csv
 import io
 import json
 import re
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Group
@@ -13,122 +12,36 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.files import write_atomically
-from fedtailor.metric import LOSS, Metric
 from fedtailor.reporting.clients import clients_csv
+from fedtailor.reporting.column_names import METRIC
+from fedtailor.reporting.columns import Column, columns, shown_in
+from fedtailor.reporting.latex import latex
 from fedtailor.server.record import plain
 from fedtailor.server.records import Plain
-from fedtailor.studies.captions import target_text
+from fedtailor.studies.captions import sentences
 from fedtailor.studies.clients import client_table
 from fedtailor.studies.comparable import check_comparable
 from fedtailor.studies.conditions import Conditions, conditions
 from fedtailor.studies.summary import Line, Summary, summarize
-from fedtailor.text import SafeConsole, epsilon_text, human_bytes, plain_table, spreadsheet_cell, visible
+from fedtailor.text import SafeConsole, plain_table, spreadsheet_cell, visible
 
-__all__ = ["FORMATS", "Line", "Summary", "check_comparable", "rich_table", "summarize", "write_tables"]
+__all__ = ["FORMATS", "Line", "Summary", "check_comparable", "latex", "rich_table", "summarize", "write_tables"]
 
 PAGE = 180  # columns of the table in a file
-Cell = Callable[[Line], str]
 
 
-def _columns(summary: Summary) -> tuple[list[tuple[str, Cell]], list[tuple[str, Cell]]]:
-    """The columns of results and those of costs, as header and cells, without columns that no line has."""
-    lines, metric = summary.lines, summary.metric
-    result: list[tuple[str, Cell]] = [
-        (metric.title, lambda line: _of(line, _spread(metric, line.value, line.value_std)))
-    ]
-    if all(line.value is None for line in lines):
-        result = [("loss", lambda line: _of(line, LOSS.text(line.loss)))]
-    if any(line.epsilon is not None for line in lines):
-        result.append(("ε", lambda line: epsilon_text(line.epsilon)))
-    if any(line.chosen for line in lines):
-        result.append(("validation", _validation))
-    if any(line.p is not None for line in lines):
-        result.append(("vs best", _versus_best))
-    if any(line.gain is not None for line in lines):
-        result.append((f"gain over {summary.base}", lambda line: _spread(metric, line.gain, line.gain_std, "+")))
-        result.append(("clients that lose", _losing))
-    if any(line.worst_decile is not None for line in lines):
-        result.append(("worst decile", lambda line: metric.text(line.worst_decile)))
-    if any(line.hostile_value is not None for line in lines):
-        result.append(("hostile clients", lambda line: metric.text(line.hostile_value)))
-    if any(line.backdoor is not None for line in lines):
-        result.append(("backdoor", lambda line: "–" if line.backdoor is None else f"{100 * line.backdoor:.1f} %"))
-    if any(line.failed for line in lines):
-        result.append(("clients that failed", _failed))
-    cost: list[tuple[str, Cell]] = []
-    if summary.target is not None:
-        reached = target_text(summary)
-        cost.append((f"rounds to {reached}", _rounds))
-        if len(lines) > 1:
-            cost.append(("speed-up", lambda line: "–" if line.speed_up is None else f"{_short(line.speed_up)}×"))
-        cost.append((f"bytes to {reached}", lambda line: _bytes(line.bytes_to_target)))
-    cost.append(("bytes in all", lambda line: _bytes(line.bytes)))
-    if any(line.passes for line in lines):
-        cost.append(("passes a round", lambda line: "–" if line.passes is None else _short(line.passes)))
-    cost.append(("samples/s", lambda line: _rate(line.samples_per_second)))
-    return result, cost
-
-
-def _of(line: Line, text: str) -> str:
-    """Say beside a result of how many clients it is, if some were not measured."""
-    return f"{text} ({line.of_clients})" if line.missing else text
-
-
-def _spread(metric: Metric, mean: float | None, std: float | None, sign: str = "") -> str:
-    if mean is None:
-        return "–"
-    text = metric.text(mean, sign).replace("-", "−")
-    return text if std is None else f"{text} ± {metric.text(std)}"
-
-
-def _validation(line: Line) -> str:
-    return line.metric.text(line.validation) + (" ✓" if line.chosen else "")
-
-
-def _versus_best(line: Line) -> str:
-    if line.best:
-        return "best"
-    if line.p is None:
-        return "–"
-    p = "< 0.001" if line.p < 0.001 else f"{line.p:.3f}" if line.p < 0.1 else f"{line.p:.2f}"
-    return f"{p} ≈" if line.like_best else p
-
-
-def _losing(line: Line) -> str:
-    return "–" if line.losing is None else f"{_short(line.losing)} of {line.clients}"
-
-
-def _failed(line: Line) -> str:
-    return f"{_short(line.failed)} of {len(line.results[0].names)}" if line.failed else "–"
-
-
-def _rounds(line: Line) -> str:
-    if line.rounds_to_target is None:
-        return f"> {max(len(result.rounds) for result in line.results)}"
-    return _short(line.rounds_to_target)
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _bytes(count: float | None) -> str:
-    return "–" if count is None else human_bytes(count)
-
-
-def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:,.0f}"
-
-
-def rich_table(summary: Summary, width: int) -> Group:
+def rich_table(summary: Summary, width: int, chosen: Sequence[str] | None = None) -> Group:
     """The table for a terminal; in two parts where the page is too narrow for one."""
-    result, cost = _columns(summary)
-    whole = _rich(summary, [*result, *cost], summary.title)
+    every = columns(summary, chosen)
+    whole = _rich(summary, every, summary.title)
     console = SafeConsole(width=10_000, file=io.StringIO())
     needed = console.measure(whole).maximum  # the columns alone: title and caption are wrapped
-    parts = [whole] if needed <= width else [_rich(summary, result, summary.title), _rich(summary, cost, "Costs")]
+    result, cost = ([column for column in every if column.cost == of] for of in (False, True))
+    parts = [whole]
+    if needed > width and result and cost:
+        parts = [_rich(summary, result, summary.title), _rich(summary, cost, "Costs")]
     under = [part for table in conditions(summary) for part in ("", _rich_conditions(table))]
-    return Group(*parts, Text(summary.caption, style="dim"), *under)
+    return Group(*parts, Text(caption(summary, chosen), style="dim"), *under)
 
 
 def _rich_conditions(table: Conditions) -> Table:
@@ -142,45 +55,41 @@ def _rich_conditions(table: Conditions) -> Table:
     return made
 
 
-def _rich(summary: Summary, columns: list[tuple[str, Cell]], title: str) -> Table:
+def caption(summary: Summary, chosen: Sequence[str] | None = None) -> str:
+    """The text below a table: about the runs, and about these columns."""
+    return " ".join(sentences(summary, shown_in(columns(summary, chosen))))
+
+
+def _rich(summary: Summary, shown: list[Column], title: str) -> Table:
     table = plain_table(title)
     table.add_column("method", style="bold", no_wrap=True)
-    for name, _ in columns:
-        table.add_column(_broken(name), justify="right", no_wrap=True)
+    for column in shown:
+        table.add_column("\n".join(column.heading), justify="right", no_wrap=True)
     for line in summary.lines:
-        marked = {summary.metric.title: "bold green" if line.best else "underline" if line.second else ""}
-        cells = [Text(cell(line), style=marked.get(name, "")) for name, cell in columns]
-        table.add_row(Text(visible(line.title)), *cells)
+        mark = "bold green" if line.best else "underline" if line.second else ""
+        cells = [Text(column.cell(line), style=mark if column.name == METRIC else "") for column in shown]
+        table.add_row(Text(visible(line.label)), *cells)
     return table
 
 
-def _broken(header: str) -> Text:
-    """Break a header into two lines of about equal length."""
-    words = header.split()
-    places = range(1, len(words))
-    at = min(places, key=lambda n: max(len(" ".join(words[:n])), len(" ".join(words[n:]))), default=0)
-    return Text(" ".join(words[:at]) + ("\n" if at else "") + " ".join(words[at:]))
-
-
-def plain_text(summary: Summary) -> str:
+def plain_text(summary: Summary, chosen: Sequence[str] | None = None) -> str:
     """The table without colours, for a file."""
     console = SafeConsole(width=PAGE, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as captured:
-        console.print(rich_table(summary, PAGE))
+        console.print(rich_table(summary, PAGE, chosen))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def table_rows(summary: Summary, bold: str, underlined: str, escape: Callable[[str], str]) -> Iterable[list[str]]:
+def table_rows(
+    summary: Summary, bold: str, underlined: str, escape: Callable[[str], str], chosen: Sequence[str] | None = None
+) -> Iterable[list[str]]:
     """Yield the header and the lines as escaped text, the best and the second marked."""
-    columns = [column for part in _columns(summary) for column in part]
-    yield [escape(name) for name in ("method", *(name for name, _ in columns))]
+    shown = columns(summary, chosen)
+    yield [escape(name) for name in ("method", *(column.header for column in shown))]
     for line in summary.lines:
         mark = bold if line.best else underlined if line.second else "{}"
-        cells = [(name, escape(cell(line))) for name, cell in columns]
-        yield [
-            escape(line.title),
-            *(mark.format(text) if name == summary.metric.title else text for name, text in cells),
-        ]
+        cells = [(mark if column.name == METRIC else "{}").format(escape(column.cell(line))) for column in shown]
+        yield [escape(line.label), *cells]
 
 
 def _for_markdown(text: str) -> str:
@@ -189,13 +98,13 @@ def _for_markdown(text: str) -> str:
     return re.sub(special, lambda found: "\\" + found[0], visible(text))
 
 
-def markdown(summary: Summary) -> str:
-    head, *rows = table_rows(summary, "**{}**", "<u>{}</u>", _for_markdown)
+def markdown(summary: Summary, chosen: Sequence[str] | None = None) -> str:
+    head, *rows = table_rows(summary, "**{}**", "<u>{}</u>", _for_markdown, chosen)
     ruler = "| --- |" + " ---: |" * (len(head) - 1)
     table = ["| " + " | ".join(head) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows)]
     title = re.sub(r"^[#>+=-]", r"\\\g<0>", _for_markdown(summary.title))
     under = [line for each in conditions(summary) for line in _markdown_conditions(each)]
-    return "\n".join([title, "", *table, "", _for_markdown(summary.caption), *under]) + "\n"
+    return "\n".join([title, "", *table, "", _for_markdown(caption(summary, chosen)), *under]) + "\n"
 
 
 def _markdown_conditions(table: Conditions) -> Iterable[str]:
@@ -204,54 +113,6 @@ def _markdown_conditions(table: Conditions) -> Iterable[str]:
     head, *rows = ("| " + " | ".join(map(_for_markdown, row)) + " |" for row in cells)
     yield from ("", _for_markdown(table.title), "", head, "| --- |" + " ---: |" * len(table.columns), *rows, "")
     yield _for_markdown(table.caption)
-
-
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "≈": r"$\approx$",
-        "×": r"$\times$", "≥": r"$\geq$", "−": "$-$", "–": "--", "✓": r"$\surd$", "|": r"\textbar{}",
-        "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$",
-    }
-)  # fmt: skip
-
-
-_LETTERS = "ßøØæÆœŒåÅłŁ…—‘’“”"  # that every LaTeX has
-_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327"
-
-
-def _for_latex(text: str) -> str:
-    """Escape what LaTeX would run, and write characters that it may not have as their number (U+4E2D)."""
-    return "".join(map(_latex_character, visible(text)))
-
-
-def _latex_character(character: str) -> str:
-    parts = unicodedata.normalize("NFD", character)
-    if character.isascii() or ord(character) in _LATEX or character in _LETTERS:
-        return character.translate(_LATEX)
-    known = character < "\u0180" and len(parts) == 2 and parts[0].isascii() and parts[1] in _ACCENTS
-    return character if known else f"U+{ord(character):04X}"
-
-
-def latex(summary: Summary) -> str:
-    """A table environment; it needs `\\usepackage{booktabs}`."""
-    head, *rows = table_rows(summary, r"\textbf{{{}}}", r"\underline{{{}}}", _for_latex)
-    caption = _for_latex(f"{summary.title}. {summary.caption}")
-    lines = [
-        r"% \usepackage{booktabs}",
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{caption}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-        r"\toprule",
-        " & ".join(head) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def comma_separated(summary: Summary) -> str:
@@ -266,16 +127,24 @@ def comma_separated(summary: Summary) -> str:
     return text.getvalue()
 
 
-FORMATS = {"txt": plain_text, "md": markdown, "tex": latex, "csv": comma_separated}
+FORMATS = {"txt": plain_text, "md": markdown, "tex": latex}
 
 
-def write_tables(summary: Summary, directory: Path, more: Plain | None = None) -> list[Path]:
-    """Write DIR/table.txt, .md, .tex and .csv, the clients as clients.csv, and everything as result.json."""
-    paths, clients = [], client_table(summary)
-    for ending, make in FORMATS.items():
-        paths.append(directory / f"table.{ending}")
-        write_atomically(paths[-1], make(summary))
+def write_readable(summary: Summary, directory: Path, chosen: Sequence[str] | None = None) -> list[Path]:
+    """Write DIR/table.txt, .md and .tex, with all columns or the chosen ones."""
+    paths = {directory / f"table.{ending}": make for ending, make in FORMATS.items()}
+    for path, make in paths.items():
+        write_atomically(path, make(summary, chosen))
+    return list(paths)
+
+
+def write_tables(
+    summary: Summary, directory: Path, more: Plain | None = None, chosen: Sequence[str] | None = None
+) -> list[Path]:
+    """Write the tables for readers, and everything as table.csv, clients.csv and result.json."""
+    paths, clients = write_readable(summary, directory, chosen), client_table(summary)
+    write_atomically(directory / "table.csv", comma_separated(summary))
     write_atomically(directory / "clients.csv", clients_csv(clients))
     record = plain({**summary.plain(), "clients": clients.plain(), **(more or {})})
     write_atomically(directory / "result.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    return [*paths, directory / "clients.csv", directory / "result.json"]
+    return [*paths, *(directory / name for name in ("table.csv", "clients.csv", "result.json"))]

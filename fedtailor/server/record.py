@@ -367,6 +367,7 @@ def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:
         "classes": list(data.classes),
         "clients": list(data.names),
         "new": sorted(data.new),
+        "partition": data.partition,
         **splits,
         "n_train": data.n_samples.tolist(),
         "fingerprint": data.fingerprint(),

@@ -210,6 +210,7 @@ class Partition(Record):
     classes: list[str]  # none for a regression
     clients: list[str]
     new: list[Count]  # clients that are held out from training
+    partition: str | None = field(default=None, compare=False)  # as used; an older version did not write it down
     train: list[list[Count]]  # a row a client, of a column for each class, or one
     validation: list[list[Count]]
     test: list[list[Count]]

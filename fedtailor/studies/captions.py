@@ -1,6 +1,6 @@
 """The words below a table: the evaluation protocol, who was not measured, how lines were chosen and tested."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedtailor.errors import listed
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fedtailor.studies.summary import Line, Summary
 
 
-def sentences(summary: "Summary") -> Iterable[str]:
-    """Yield the sentences below the table."""
+def sentences(summary: "Summary", shown: Collection[str] | None = None) -> Iterable[str]:
+    """Yield the sentences below the table: about the runs, and about the columns that are `shown`, or all."""
     lines = summary.lines
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
@@ -24,7 +24,7 @@ def sentences(summary: "Summary") -> Iterable[str]:
     yield from missing_in_words(lines)
     if summary.tuned is not None:
         yield tuned_in_words(summary.tuned)
-    if any(line.chosen for line in lines):
+    if any(line.chosen for line in lines) and _has(shown, "validation"):
         yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
     yield from _about_no_choice(lines)
     seeds = {line.seeds for line in lines}
@@ -32,13 +32,13 @@ def sentences(summary: "Summary") -> Iterable[str]:
         yield "Lines differ in their seeds: what is compared is of the seeds that both have."
     elif len(lines[0].seeds) > 1:
         yield f"Mean ± standard deviation (n − 1) over {len(lines[0].seeds)} seeds."
-    if unfinished := [line.title for line in lines if not line.finished]:
+    if unfinished := [line.label for line in lines if not line.finished]:
         yield f"Not finished: {'; '.join(unfinished)}."
     if came := joined_in_words(lines[0].results[0].partition["joined"]):
         yield f"{came}."
     yield from _about_early_stops(summary)
     clients = len(lines[0].results[0].names)
-    said = [(line.title, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
+    said = [(line.label, failures_in_words([r.failures for r in line.results], clients)) for line in lines]
     if failed := [f"{title}: {words}" for title, words in said if words]:
         who = "Honest ones" if any(result.hostile for line in lines for result in line.results) else "These clients"
         yield f"Failures: {'; '.join(failed)}. {who} count with models that missed that training."
@@ -48,29 +48,42 @@ def sentences(summary: "Summary") -> Iterable[str]:
             "method gives to a new client."
         )
     yield from dict.fromkeys(words for line in lines if (words := line.results[0].privacy_in_words))
-    if any(line.gain is not None for line in lines):
+    yield from about_columns(summary, shown)
+
+
+def about_columns(summary: "Summary", shown: Collection[str] | None = None) -> Iterable[str]:
+    """Yield what explains the columns that are `shown`, or all."""
+    lines, protocol = summary.lines, summary.lines[0].results[0].experiment.evaluation
+    if any(line.gain is not None for line in lines) and _has(shown, "gain", "losing"):
         yield (
-            f"Gain over {summary.base}: mean ± standard deviation over clients, averaged over seeds, and how many "
-            "clients lose."
+            f"Gain over {summary.base_label}: mean ± standard deviation over clients, averaged over seeds, and how "
+            "many clients lose."
         )
-    yield "Worst decile: mean of the worst tenth of the clients."
-    if summary.target is not None:
+    if _has(shown, "worst-decile"):
+        yield "Worst decile: mean of the worst tenth of the clients."
+    if summary.target is not None and _has(shown, "rounds", "speed-up", "bytes-to-target"):
         slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
-        partly = protocols[0].clients == "all" and any(
+        partly = protocol.clients == "all" and any(
             result.experiment.participation != "all" for line in lines for result in line.results
         )
         metric = summary.metric
         whose = f"mean {metric.title} of the clients called so far" if partly else metric.title
         yield f"Rounds and bytes until the {whose} is {target_text(summary)}, mean over seeds{slowest}."
-    if len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
+    if _has(shown, "passes") and len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
-    yield from _about_the_test(summary)
+    if _has(shown, "vs-best"):
+        yield from _about_the_test(summary)
+
+
+def _has(shown: Collection[str] | None, *names: str) -> bool:
+    """Find out whether one of these columns is shown."""
+    return shown is None or any(name in shown for name in names)
 
 
 def _about_no_choice(lines: Sequence["Line"]) -> Iterable[str]:
     """Say which methods have several lines and no validation data to choose one by."""
     chosen = {line.method for line in lines if line.chosen}
-    methods = dict.fromkeys(line.method for line in lines if line.chosen is False and line.method not in chosen)
+    methods = dict.fromkeys(line.name for line in lines if line.chosen is False and line.method not in chosen)
     if methods:
         yield (
             f"Without validation data, none of the lines of {listed(list(methods))} is chosen: they are not ranked, as "
@@ -94,7 +107,7 @@ def hostile_in_words(lines: Sequence["Line"]) -> Iterable[str]:
 
 def missing_in_words(lines: Sequence["Line"]) -> Iterable[str]:
     """Say which clients were not measured, and with which lines: their averages are of other clients."""
-    absent = {line.title: sorted({name for result in line.results for name in result.missing}) for line in lines}
+    absent = {line.label: sorted({name for result in line.results for name in result.missing}) for line in lines}
     named = [(title, "clients" if len(names) > 1 else "client", names) for title, names in absent.items() if names]
     if said := "; ".join(f"{title}: {word} {listed(names)}" for title, word, names in named):
         yield f"Not measured in the round that counts: {said}. These averages are of the other clients."
@@ -129,7 +142,7 @@ def _about_the_test(summary: "Summary") -> Iterable[str]:
     honest = "honest " if any(result.hostile for line in summary.lines for result in line.results) else ""
     yield (
         f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} {honest}clients ({whose}) against "
-        f"{best.title}, corrected by Holm for {len(tested)} "
+        f"{best.label}, corrected by Holm for {len(tested)} "
         f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
     )
     if len(tested) * 2 / 2**clients >= LEVEL:

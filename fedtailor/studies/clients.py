@@ -35,6 +35,7 @@ class ClientTable:
 
     metric: Metric
     titles: tuple[str, ...]  # of the lines
+    labels: tuple[str, ...]  # the same for readers, with the methods' names as their papers write them
     overall: tuple[float | None, ...]  # each line's result, as the comparison's table has it
     rows: tuple[ClientRow, ...]  # in the order of the clients' numbers; at the end those of hostile ones
     seeds: int
@@ -64,8 +65,8 @@ class ClientTable:
         what = f"Test {self.metric.title}{' in %' if self.metric.percent else ''}"
         said = [f"{what} of each client{f', mean over {self.seeds} seeds' if self.seeds > 1 else ''}."]
         if len(self.ranked_lines) > 1 and (overall := self.overall[self.leader]) is not None:
-            said.append(f"Best in general: {self.titles[self.leader]} ({self.shown(overall)}).")
-            wins = {title: sum(row.best[place] for row in self.rows) for place, title in enumerate(self.titles)}
+            said.append(f"Best in general: {self.labels[self.leader]} ({self.shown(overall)}).")
+            wins = {title: sum(row.best[place] for row in self.rows) for place, title in enumerate(self.labels)}
             most = ", ".join(f"{title} {n}" for title, n in sorted(wins.items(), key=lambda win: -win[1]) if n)
             honest = [row for row in self.rows if not row.hostile]
             who = "clients" if len(honest) == len(self.rows) else "honest clients"
@@ -83,16 +84,16 @@ class ClientTable:
                 "n_train": row.n_train,
                 "n_test": row.n_test,
                 "values": dict(zip(self.titles, row.values, strict=True)),
-                "best": best_titles(self, row),
+                "best": best_of(self.titles, row),
             }
             for row in self.rows
         ]
         return {"metric": self.metric.name, "clients": rows}
 
 
-def best_titles(table: ClientTable, row: ClientRow) -> list[str]:
+def best_of(names: Sequence[str], row: ClientRow) -> list[str]:
     """Name the lines that are best for a client."""
-    return [title for title, best in zip(table.titles, row.best, strict=True) if best]
+    return [name for name, best in zip(names, row.best, strict=True) if best]
 
 
 def client_table(summary: Summary) -> ClientTable:
@@ -113,11 +114,11 @@ def client_table(summary: Summary) -> ClientTable:
             own = tuple(found.get(name) for found in hostile)
             rows.append(ClientRow(name, train, test, own, (False,) * len(own), hostile=True))
     overall = tuple(line.loss if metric is LOSS else line.value for line in summary.lines)
-    titles = tuple(line.title for line in summary.lines)
-    same = len({_totals(result) for result in results}) == 1
+    titles, labels = (tuple(getattr(line, name) for line in summary.lines) for name in ("title", "label"))
+    same = same_clients(results)
     seeds = len({result.experiment.seed for result in results})
     note = " ".join(missing_in_words(summary.lines))
-    return ClientTable(metric, titles, overall, tuple(rows), seeds, same, note, ranked)
+    return ClientTable(metric, titles, labels, overall, tuple(rows), seeds, same, note, ranked)
 
 
 def _by_name(results: Sequence[RunResult], metric: Metric, hostile: bool) -> dict[str, float]:
@@ -139,6 +140,11 @@ def _samples(results: Sequence[RunResult]) -> dict[str, tuple[float, float]]:
         for name, train, test in counts:
             found.setdefault(name, []).append((sum(train), sum(test)))
     return {name: (fmean(n for n, _ in both), fmean(n for _, n in both)) for name, both in found.items()}
+
+
+def same_clients(results: Sequence[RunResult]) -> bool:
+    """Find out whether a name stands for the same client in all runs."""
+    return len({_totals(result) for result in results}) == 1
 
 
 def _totals(result: RunResult) -> str:

@@ -22,8 +22,10 @@ def check_comparable(results: Sequence[RunResult]) -> None:
 
 
 def _samples(result: RunResult) -> Plain:
-    """Return the partition, without the name of the data, the checksum of the network and who is hostile."""
-    return {name: value for name, value in result.partition.items() if name not in ("data", "network", "hostile")}
+    """Return the partition, without the names of the data and of the partition, the checksum of the network and who is
+    hostile."""
+    left_out = ("data", "partition", "network", "hostile")
+    return {name: value for name, value in result.partition.items() if name not in left_out}
 
 
 def _settings_of_data(result: RunResult) -> Plain:

@@ -73,7 +73,7 @@ def value_of(line: Line, along: str) -> Any:
 def without(line: Line, *names: str) -> str:
     """The title of a line without these settings."""
     rest = [f"{name}={value}" for name, value in line.settings.items() if name not in names]
-    return ", ".join([line.method, *rest])
+    return ", ".join([line.name, *rest])
 
 
 def _table(summary: Summary, along: str, values: list[Any]) -> Conditions:

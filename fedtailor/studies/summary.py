@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtailor.errors import FedtailorError
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
+from fedtailor.methods import method_title
 from fedtailor.metric import Metric
 from fedtailor.result import RunResult
 from fedtailor.server.records import Plain
@@ -44,6 +45,7 @@ class Line:
 
     title: str
     method: str
+    name: str  # of the method, as its paper writes it
     settings: Plain  # what differs from line to line
     results: tuple[RunResult, ...]  # one a seed
     value: float | None  # mean over seeds
@@ -73,6 +75,11 @@ class Line:
     p: float | None = None  # of the difference from the best line, corrected; None for the best itself
     best: bool = False
     second: bool = False
+
+    @property
+    def label(self) -> str:
+        """The title for readers, with the method's name as its paper writes it."""
+        return self.name + self.title.removeprefix(self.method)
 
     @property
     def metric(self) -> Metric:
@@ -124,6 +131,11 @@ class Summary:
         return self.lines[0].metric
 
     @property
+    def base_label(self) -> str:
+        """The line of Local that gains are measured against, for readers."""
+        return next((line.label for line in self.lines if line.title == self.base), "")
+
+    @property
     def best(self) -> Line | None:
         return next((line for line in self.lines if line.best), None)
 
@@ -159,7 +171,8 @@ def summarize(results: Sequence[RunResult], target: float | None = None, tuned: 
         target = None if worst is None else metric.easier(worst)
     groups = _groups(results)
     varied = zip(groups, _varied(groups), _titles(groups, tuned is not None), strict=True)
-    lines = [_line(group, settings, named, target or None) for group, settings, named in varied]
+    names = _names({group[0].experiment.method for group in groups})
+    lines = [_line(group, settings, named, names, target or None) for group, settings, named in varied]
     lines, base = _with_gains(_with_choice(lines))
     lines = _with_significance(_with_speed_up(_ranked(lines)))
     return Summary(_title(results), tuple(lines), target or None, base, tuned)
@@ -209,13 +222,22 @@ def _titles(groups: Sequence[Sequence[RunResult]], tuned: bool) -> list[Plain]:
     return titles
 
 
+def _names(methods: Iterable[str]) -> dict[str, str]:
+    """Write the methods' names as their papers do; classes of the same name keep their modules."""
+    names = {method: method_title(method) for method in methods}
+    written = list(names.values())
+    return {method: name if written.count(name) == 1 else method for method, name in names.items()}
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     """Compute the mean; None if any value is missing."""
     found = list(values)
     return None if not found or None in found else fmean(value for value in found if value is not None)
 
 
-def _line(results: Sequence[RunResult], settings: Plain, named: Plain, target: float | None) -> Line:
+def _line(
+    results: Sequence[RunResult], settings: Plain, named: Plain, names: dict[str, str], target: float | None
+) -> Line:
     method = results[0].experiment.method
     value, value_std = _over_seeds([result.value for result in results])
     accuracy, accuracy_std = _over_seeds([result.accuracy for result in results])
@@ -224,6 +246,7 @@ def _line(results: Sequence[RunResult], settings: Plain, named: Plain, target: f
     return Line(
         title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in named.items())]),
         method=method,
+        name=names[method],
         settings=settings,
         results=tuple(results),
         value=value,

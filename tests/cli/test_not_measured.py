@@ -102,7 +102,7 @@ def test_the_bar_of_a_run(runs: Path) -> None:
 
 
 def test_comparisons_name_it(summary: Summary, tmp_path: Path) -> None:
-    note = "Not measured in the round that counts: ditto: client 1. These averages are of the other clients."
+    note = "Not measured in the round that counts: Ditto: client 1. These averages are of the other clients."
     rounds = "In 2 of 9 rounds not all clients were measured."
     write_tables(summary, tmp_path)
     for ending in set(FORMATS) - {"csv"}:
@@ -132,7 +132,7 @@ def test_the_report(summary: Summary, runs: Path, tmp_path: Path) -> None:
     assert [panel.title.endswith("(3 of 4 clients)") for panel in figure.panels] == [False, False, True]
     assert all("In some rounds not all clients were measured" in each.caption for each in curves(summary, look))
     page = ft.report([ft.load(runs / "ditto")], to=tmp_path / "page.html").read_text()
-    assert "Not measured in the round that counts: ditto: client 1." in page
+    assert "Not measured in the round that counts: Ditto: client 1." in page
     assert "of 3 of 4 clients</td>" in page
 
 

@@ -78,7 +78,7 @@ def test_lines_under_other_conditions_are_not_chosen_from() -> None:
     assert [line.epsilon is None for line in summary.lines] == [True, False, False]
     (table,) = conditions(summary)
     assert table.columns == ["∞", "16", "4"]
-    assert table.rows["fedavg"] == pytest.approx([line.value for line in summary.lines])
+    assert table.rows["FedAvg"] == pytest.approx([line.value for line in summary.lines])
 
 
 def test_results_under_attack_are_of_the_same_clients_as_without() -> None:
@@ -89,8 +89,8 @@ def test_results_under_attack_are_of_the_same_clients_as_without() -> None:
     (table,) = conditions(summarize([plain, attacked]))
     honest = [plain.per_client[client].accuracy for client in (0, 3)]
     assert table.columns == ["none", "sign-flip, clients=1,2"]
-    assert table.rows["fedavg"][0] == pytest.approx(sum(honest) / 2)  # type: ignore[arg-type]
-    assert table.rows["fedavg"][1] == pytest.approx(attacked.value)
+    assert table.rows["FedAvg"][0] == pytest.approx(sum(honest) / 2)  # type: ignore[arg-type]
+    assert table.rows["FedAvg"][1] == pytest.approx(attacked.value)
 
 
 @pytest.mark.parametrize("given", ["epsilon", "=1|2", "epsilon=", "nonsense=1|2"])

@@ -84,10 +84,10 @@ def test_clients_are_sorted_and_gains_are_over_local_on_the_same_seed(summary: S
     figure = clients(summary, look(summary))
     assert figure is not None
     bars = [panel.marks[0] for panel in figure.panels]
-    assert [mark.y.round(6).tolist() for mark in bars if isinstance(mark, Bars)] == [[50, 60, 60, 70], [40, 60, 70, 90]]
-    assert figure.panels[1].title == "ditto: 65 %"
+    assert [mark.y.round(6).tolist() for mark in bars if isinstance(mark, Bars)] == [[55, 65], [65, 65]]
+    assert figure.panels[1].title == "Ditto: 65 %"
     assert isinstance(bars[0], Bars)
-    assert bars[0].text[0] == "client 0 of seed 0, 20 samples"
+    assert bars[0].text[0] == "client 0, 20 samples, mean over 2 seeds"
     figure = gains(summary, look(summary))
     assert figure is not None
     points = figure.panels[0].marks[0]
@@ -214,7 +214,7 @@ def test_figures_for_a_paper_show_the_same_numbers(summary: Summary) -> None:
         assert line.get_color() == mark.style.colour
     figure = clients(summary, look(summary))
     assert figure is not None
-    assert [patch.get_height() for patch in draw(figure).axes[1].patches] == pytest.approx([40, 60, 70, 90])
+    assert [patch.get_height() for patch in draw(figure).axes[1].patches] == pytest.approx([65, 65])
     (partition,) = partitions(summary)
     assert np.array_equal(draw(partition).axes[0].images[0].get_array(), [[10, 10], [10, 10]])
 

@@ -99,7 +99,7 @@ def test_a_click_on_the_legend_hides_a_method_everywhere(browser: Browser) -> No
     browser.run(f"document.querySelector('{button}').dispatchEvent(new MouseEvent('dblclick'))")
     assert browser.run(
         "[...document.querySelectorAll('#curves-rounds [aria-pressed=true]')].map(b => b.textContent)"
-    ) == ["pgfed"]
+    ) == ["PGFed"]
     browser.run(f"document.querySelector('{button}').dispatchEvent(new MouseEvent('dblclick'))")
     assert [browser.run(curve.format(chart)) for chart in charts] == before
 
@@ -188,7 +188,7 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
         named = "[...document.querySelectorAll('#chart-partition-seed0-0 .%stick')].map(tick => tick.textContent)"
         assert HOSTILE in browser.run(named % "y")
         assert browser.run(named % "x") == [HOSTILE, "<b>bold</b>"]
-        assert browser.run("document.querySelectorAll('.legend button')[1].textContent") == f"own:{HOSTILE}"
+        assert browser.run("document.querySelectorAll('.legend button')[1].textContent") == HOSTILE
         assert browser.messages == []
         assert [request for request in browser.requests if request.startswith("http")] == []
 
@@ -204,13 +204,13 @@ def test_report_makes_the_page_and_the_figures(call: Call, tmp_path: Path) -> No
         r"2 runs in pages/digits\.html \(\d\.\d+ MB\)\n6 figures in paper, each as png, pdf, svg\n", said
     )
     text = Path("pages/digits.html").read_text(encoding="utf-8")
-    assert "<h1>local and fedavg on digits</h1>" in text
+    assert "<h1>Local and FedAvg on digits</h1>" in text
     for words in (
-        "training samples of digits (10 classes) at 6 clients. Partition: the default (dirichlet:0.3",
+        "training samples of digits (10 classes) at 6 clients. Partition: dirichlet:0.3, each class by Dirichlet(0.3)",
         "3 rounds; all clients take part in each.",
         "1 epoch of local work in batches of 10 at learning rate 0.1 with the network mlp:8.",
         "personal models, all clients, mean over clients, last round",
-        "gain over local",
+        "gain over Local",
     ):
         assert words in text
     names = {path.stem for path in Path("paper").iterdir()}
@@ -224,7 +224,7 @@ def test_a_comparison_keeps_its_order_and_its_target(call: Call, tmp_path: Path)
     Path("compared/comparison.toml").write_text('methods = ["ditto", "local", "fedavg"]\ntarget = 0.7\n')
     done(call("report", "compared"))
     text = Path("report.html").read_text(encoding="utf-8")
-    assert "<h1>ditto, local and fedavg on digits</h1>" in text
+    assert "<h1>Ditto, Local and FedAvg on digits</h1>" in text
     assert "rounds to 70 %" in text
 
 
@@ -250,12 +250,12 @@ def test_unfinished_and_broken_runs_are_named_and_the_rest_is_reported(call: Cal
         "runs/pfedmb-0 is not finished (0 of 3 rounds): it has nothing to show yet.",
         "runs/pgfed-0 is left out, as it is broken: runs/pgfed-0/partition.json is damaged",
         "runs/apfl-0 is left out, as it is broken: runs/apfl-0/clients.jsonl is damaged",
-        "The diagnostics of ifca are left out: runs/ifca-0/observed/round-3.safetensors cannot be read",
+        "The diagnostics of IFCA are left out: runs/ifca-0/observed/round-3.safetensors cannot be read",
     ):
         assert any(warning.startswith(f"Warning: {words}") for warning in warnings), words
         assert f"<li>{words}" in text
     assert "<em>1 of 3</em>" in text
-    assert "<h1>local, fedavg and ifca on digits</h1>" in text
+    assert "<h1>Local, FedAvg and IFCA on digits</h1>" in text
 
 
 @pytest.mark.parametrize(

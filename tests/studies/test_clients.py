@@ -60,8 +60,8 @@ def test_each_client_by_name_mean_over_seeds(summary: Summary) -> None:
     assert [row.best for row in table.rows] == [(False, True), (False, True), (True, True)]
     assert [(row.n_train, row.n_test) for row in table.rows] == [(20, 20)] * 3
     assert table.overall == tuple(line.accuracy for line in summary.lines)
-    assert "Best in general: ditto (71.67)." in table.caption
-    assert "Best for so many of 3 clients (equals count for each): ditto 3, local 1." in table.caption
+    assert "Best in general: Ditto (71.67)." in table.caption
+    assert "Best for so many of 3 clients (equals count for each): Ditto 3, Local 1." in table.caption
 
 
 def test_where_there_is_no_accuracy_the_loss_counts(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_samples_are_means_over_seeds_and_the_partition_is_said_to_differ(tmp_pa
 def test_printed(summary: Summary) -> None:
     text = printed(client_table(summary))
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "north 20 20 50.00 70.00 ditto" in rows
-    assert r"\x1b]0;x\x07<b>&=1 20 20 90.00 90.00 local, ditto" in rows
-    assert "all 63.33 71.67 ditto" in rows
+    assert "north 20 20 50.00 70.00 Ditto" in rows
+    assert r"\x1b]0;x\x07<b>&=1 20 20 90.00 90.00 Local, Ditto" in rows
+    assert "all 63.33 71.67 Ditto" in rows
     assert "\x1b" not in text
 
 
@@ -111,7 +111,7 @@ def test_of_many_clients_the_worst_and_the_best_are_printed(tmp_path: Path) -> N
     text = printed(client_table(summarize([made])))
     shown = [line.split()[0] for line in text.splitlines() if re.match(r" ?(\d+|…) ", line)]
     assert shown == [*map(str, range(10)), "…", *map(str, range(21, 31))]
-    assert "the worst and the best 10 of 31, by local" in text
+    assert "the worst and the best 10 of 31, by Local" in text
     assert "All are in clients.csv." in text
 
 

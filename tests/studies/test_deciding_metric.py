@@ -161,7 +161,7 @@ class TestARegression:
     def test_tables_and_captions_name_it(self, summary: Summary) -> None:
         text = markdown(summary)
         head = text.splitlines()[2]
-        assert head.startswith("| method | RMSE | vs best | gain over local | clients that lose | worst decile |")
+        assert head.startswith("| method | RMSE | vs best | gain over Local | clients that lose | worst decile |")
         assert f"rounds to at most {summary.target:g}" in head
         assert "–" not in text.splitlines()[5]
         assert summary.best is not None
@@ -271,7 +271,7 @@ class TestSeveralLabels:
 
     def test_a_table(self) -> None:
         table = summarize([several_labels(method) for method in ("local", "fedavg")])
-        assert markdown(table).splitlines()[2].startswith("| method | F1 | vs best | gain over local |")
+        assert markdown(table).splitlines()[2].startswith("| method | F1 | vs best | gain over Local |")
         assert table.caption.startswith("Test F1 of personal models")
         sizes = several_labels("local").partition["n_train"]
         assert sizes == several_labels("local").data.n_samples.tolist()

@@ -36,6 +36,6 @@ def test_the_table_shows_them() -> None:
     for ending, make in FORMATS.items():
         assert "passes" in make(summary), ending
     rows = [
-        line.split() for line in FORMATS["txt"](summary).splitlines() if line.strip().startswith(("fedavg", "pfedme"))
+        line.split() for line in FORMATS["txt"](summary).splitlines() if line.strip().startswith(("FedAvg", "pFedMe"))
     ]
     assert [row[-2] for row in rows] == ["5", "25"]

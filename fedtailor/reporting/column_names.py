@@ -1,0 +1,36 @@
+"""The names of a table's columns, for `--columns`."""
+
+from collections.abc import Sequence
+
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.metric import METRICS
+
+METRIC = "metric"  # the one that decides; it also goes by its own name
+NAMES = (
+    METRIC, "epsilon", "validation", "vs-best", "gain", "losing", "worst-decile", "hostile", "backdoor", "failed",
+    "rounds", "speed-up", "bytes-to-target", "bytes", "passes", "samples-per-second",
+)  # fmt: skip
+HELP = (
+    "the table's columns in this order, with commas between them: accuracy or another metric, "
+    f"{', '.join(NAMES[1:])} \\[all but other metrics]"
+)
+
+
+def read_columns(text: str | None) -> list[str] | None:
+    """Read names with commas between them, and refuse unknown ones."""
+    if text is None:
+        return None
+    names = text.replace(",", " ").split()
+    if not names:
+        raise FedtailorError(f"--columns takes names with commas between them, like accuracy,gain,bytes, not {text!r}.")
+    check_columns(names)
+    return names
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Refuse unknown names, and say which there are."""
+    known = [*NAMES, *METRICS]
+    for name in names:
+        if name not in known:
+            said = str(unknown("column", name, known))
+            raise FedtailorError(said if "known are" in said else f"{said} The columns are {', '.join(known)}.")
