@@ -1,6 +1,7 @@
 """The package as it is installed: what it declares is what it needs, and no more."""
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from tests.cli.test_commands import subprocess_answer
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(fedtailor.__file__).parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = SETTINGS["project"]
 IMPORTED_BY_TORCH = {"onnxscript", "tensorboard"}  # by its exporter, by its writer of events
 
 
@@ -57,6 +59,24 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     assert used - NEEDED - OPTIONAL - {"pytest"} == set()  # `fedtailor.testing` is for those who have pytest
     assert (NEEDED | OPTIONAL) - used - IMPORTED_BY_TORCH == set()
     assert not NEEDED & OPTIONAL
+
+
+def test_everything_names_the_same_version() -> None:
+    named = {
+        "CITATION.cff": re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE),
+        "CHANGELOG.md": re.search(
+            r"^## \[?(\d\S+?)\]?(?: |$)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+        ),
+    }
+    assert {file: found and found[1] for file, found in named.items()} == dict.fromkeys(named, fedtailor.__version__)
+    assert "version" in PROJECT["dynamic"]  # pyproject.toml has none of its own
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    """`make package` looks into the wheel itself."""
+    patterns = SETTINGS["tool"]["setuptools"]["package-data"]["fedtailor"]
+    others = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others - {path for pattern in patterns for path in PACKAGE.glob(pattern)} == set()
 
 
 # --- without what is not needed ---
