@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -13,8 +14,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedtailor
-from tests.cli.calling import done
-from tests.cli.test_commands import subprocess_answer
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(fedtailor.__file__).parent
@@ -82,13 +81,22 @@ def test_every_file_of_the_package_is_installed() -> None:
 # --- without what is not needed ---
 
 
+def output(program: str, *words: str, cwd: Path) -> str:
+    """The output of a program in a process of its own, that complains of nothing."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
 def in_a_process_without_extras(program: str, *words: str, cwd: Path) -> str:
     """The output of a program for which nothing is installed but what the package declares as needed."""
     absent = {name for name in foreign_imports() if not distributions({name}) & NEEDED}
     absent |= {"sklearn", *IMPORTED_BY_TORCH}
     assert {"matplotlib", "nvflare", "pandas", "ray"} <= absent
     blocked = f"import sys\nfor name in {sorted(absent)}:\n    sys.modules[name] = None\n"
-    return done(subprocess_answer("-c", blocked + program, *words, cwd=cwd))
+    return output(blocked + program, *words, cwd=cwd)
 
 
 @pytest.mark.parametrize("data", [["digits"], ["table.csv", "--label-column", "sick", "--client-column", "site"]])
@@ -118,5 +126,5 @@ def test_only_the_modules_of_an_extra_need_it(tmp_path: Path) -> None:
 
 def test_the_package_is_imported_without_any_other(tmp_path: Path) -> None:
     program = "import sys\nfound = set(sys.modules)\nimport fedtailor\nprint(*set(sys.modules) - found)"
-    loaded = {name.split(".")[0] for name in done(subprocess_answer("-c", program, cwd=tmp_path)).split()}
+    loaded = {name.split(".")[0] for name in output(program, cwd=tmp_path).split()}
     assert loaded - sys.stdlib_module_names == {"fedtailor"}
