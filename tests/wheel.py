@@ -42,18 +42,32 @@ def call(*command: str | Path, cwd: Path = ROOT) -> str:
     return ended.stdout
 
 
-def build() -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from the sdist."""
+def files() -> set[str]:
+    """The files of the repository, as they are here."""
+    names = call("git", "ls-files", "-z").split("\0")
+    return {name for name in names if (ROOT / name).is_file()}
+
+
+def build(of: set[str]) -> tuple[Path, Path]:
+    """Build the sdist, and the wheel from the sdist, of these files alone.
+
+    What lies about in the working directory would be taken in: setuptools remembers the files of earlier builds.
+    """
     shutil.rmtree(DIST, ignore_errors=True)
-    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST)
+    with tempfile.TemporaryDirectory() as directory:
+        for name in of:
+            copy = Path(directory) / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy)
+        call(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, cwd=Path(directory))
     sdist, wheel = DIST / f"fedtailor-{__version__}.tar.gz", DIST / f"fedtailor-{__version__}-py3-none-any.whl"
     call(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
     return sdist, wheel
 
 
-def check_contents(sdist: Path, wheel: Path) -> None:
+def check_contents(sdist: Path, wheel: Path, of: set[str]) -> None:
     """Compare with the repository: a file of the package that is missing, or one that is not its, is an error."""
-    package = set(call("git", "ls-files", "fedtailor").split())
+    package = {name for name in of if name.startswith("fedtailor/")}
     with ZipFile(wheel) as archive:
         compare(wheel, {name for name in archive.namelist() if ".dist-info/" not in name}, package)
         licences = {Path(name).name for name in archive.namelist() if ".dist-info/licenses/" in name}
@@ -90,6 +104,7 @@ def try_out(wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    built = build()
-    check_contents(*built)
-    try_out(built[1])
+    tracked = files()
+    sdist, wheel = build(tracked)
+    check_contents(sdist, wheel, tracked)
+    try_out(wheel)
