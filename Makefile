@@ -1,15 +1,18 @@
 # The commands of the README, and the set-up that each does for itself.
 PYTHON ?= python3
 BIN := .venv/bin
+SUPPORTED := 3.11 3.12 3.13
+# Those of them that are here. pyenv's have to be chosen: PYENV_VERSION=3.12.1:3.13.0 make test-python
+FOUND = $(strip $(foreach version,$(SUPPORTED),$(shell python$(version) -c 'print("$(version)")' 2>/dev/null)))
 
-.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks results hospitals format clean
+.PHONY: setup run quick test test-python test-sites test-cluster fuzz bench notebooks package results hospitals format clean
 
 setup: .venv/ready
 
-.venv/ready: requirements.lock pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --requirement requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+.venv/ready $(SUPPORTED:%=.venv-%/ready): requirements.lock pyproject.toml
+	$(patsubst .venv-%,python%,$(@D:.venv=$(PYTHON))) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --requirement requirements.lock
+	$(@D)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 run: setup
@@ -28,6 +31,13 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 -m "not sites"
 
+test-python:
+	@echo "Python $(or $(FOUND),from 3.11 to 3.13 is not here)"
+	@$(MAKE) $(or $(FOUND:%=test-python-%),nothing-to-test)
+
+test-python-%: .venv-%/ready
+	.venv-$*/bin/pytest -n 2 -m "not slow and not sites"
+
 test-sites: setup
 	$(BIN)/pytest -m sites
 
@@ -43,6 +53,9 @@ bench: setup
 notebooks: setup
 	$(BIN)/python -m notebooks.make
 
+package: setup
+	$(BIN)/python -m tests.wheel
+
 results: setup
 	$(BIN)/python -m results
 
@@ -54,4 +67,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv comparisons/race race.html build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* comparisons/race race.html build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

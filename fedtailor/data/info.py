@@ -18,7 +18,7 @@ class DataInfo:
     classes: int
     files: tuple[str, ...] = ()  # relative to the data directory
     source: str = ""  # where they are published
-    bundled: bool = False  # comes with fedtailor or its libraries: needs no files
+    bundled: bool = False  # comes with fedtailor: needs no files
     variants: str = ""  # what may follow the name after a colon
     also: tuple[tuple[str, ...], ...] = ()  # other sets of files that do as well
 

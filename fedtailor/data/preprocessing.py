@@ -1,8 +1,8 @@
 """Preprocessing of tables, agreed on as a federation would: each client declares a few facts about its own training
 samples, and the constants follow from these alone.
 
-Numbers are standardised and categories one-hot encoded by scikit-learn's transformers, which are not fitted but given
-the agreed constants. All that is here is plain data: it is part of a run's record and of every model file.
+Numbers are standardised and categories one-hot encoded with the agreed constants, to the bits of scikit-learn's
+transformers. All that is here is plain data: it is part of a run's record and of every model file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,28 +124,21 @@ class Preprocessing(_Plain):
     def transform(self, x: Floats) -> Floats:
         """Make features of samples in our columns: categories by their number in `values`, any other number for a value
         that training did not have, and NaN for missing cells."""
-        from sklearn.impute import MissingIndicator, SimpleImputer
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler
-
-        pieces = []
-        if self.numbers:
-            numbers = x[:, self.numbers]
-            scaler, like = StandardScaler(), np.zeros((1, len(self.numbers)))
-            scaler.n_features_in_ = len(self.numbers)
-            scaler.mean_ = np.array([self.columns[place].mean for place in self.numbers])
-            scaler.scale_ = np.array([self.columns[place].scale for place in self.numbers])
-            scaler.var_ = scaler.scale_**2
-            filled = SimpleImputer(strategy="constant", fill_value=0.0).fit(like)  # after scaling, 0 is the mean
-            pieces.append(filled.transform(scaler.transform(numbers)))
-        if self.flagged:
-            flags = MissingIndicator(features="all").fit(np.zeros((1, len(self.flagged))))
-            pieces.append(flags.transform(x[:, self.flagged]))
-        if self.categories:
-            of = [self.columns[place] for place in self.categories]
-            known = [np.array([*range(len(column.values)), *([np.nan] if column.missing else [])]) for column in of]
-            encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
-            pieces.append(encoder.fit(np.zeros((1, len(of)))).transform(x[:, self.categories]))
-        return np.hstack(pieces).astype(np.float64, copy=False)
+        mean = np.array([self.columns[place].mean for place in self.numbers])
+        scale = np.array([self.columns[place].scale for place in self.numbers])
+        with np.errstate(over="ignore"):
+            numbers = (x[:, self.numbers] - mean) / scale
+        if (infinite := np.isinf(numbers).any(axis=0)).any():
+            raise _too_large(self.columns[self.numbers[int(infinite.argmax())]].name)
+        numbers[np.isnan(numbers)] = 0.0  # the mean, after scaling
+        pieces: list[NDArray[Any]] = [numbers, np.isnan(x[:, self.flagged])]
+        for place in self.categories:
+            column, codes = self.columns[place], x[:, [place]]
+            pieces.append(codes == np.arange(len(column.values)))
+            if column.missing:
+                pieces.append(np.isnan(codes))
+        # Row by row in memory, whatever the columns are: matrix products have other last bits in another order.
+        return np.concatenate(pieces, axis=1, out=np.empty((len(x), self.n_features)))
 
     def personal(self, own: Facts) -> "Preprocessing":
         """Replace mean and scale by those of one client. The features stay the same."""

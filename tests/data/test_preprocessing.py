@@ -13,7 +13,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedtailor.data import Dataset, FederatedData, federate
 from fedtailor.data.columns import Column
-from fedtailor.data.preprocessing import ColumnFacts, Facts, Preprocessing, agree, facts
+from fedtailor.data.preprocessing import ColumnFacts, Facts, PreparedColumn, Preprocessing, agree, facts
 from fedtailor.errors import FedtailorError
 
 COLUMNS = (
@@ -56,6 +56,62 @@ def fitted(x: np.ndarray[Any, Any]) -> ColumnTransformer:
         ]
     )
     return both.fit(x)
+
+
+def by_scikit_learn(table: Preprocessing, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The features of scikit-learn's transformers with a table's constants."""
+    pieces = []
+    if table.numbers:
+        scaler, one_row = StandardScaler(), np.zeros((1, len(table.numbers)))
+        scaler.n_features_in_ = len(table.numbers)
+        scaler.mean_ = np.array([table.columns[place].mean for place in table.numbers])
+        scaler.scale_ = np.array([table.columns[place].scale for place in table.numbers])
+        scaler.var_ = scaler.scale_**2
+        filled = SimpleImputer(strategy="constant", fill_value=0.0).fit(one_row)
+        pieces.append(filled.transform(scaler.transform(x[:, table.numbers])))
+    if table.flagged:
+        flags = MissingIndicator(features="all").fit(np.zeros((1, len(table.flagged))))
+        pieces.append(flags.transform(x[:, table.flagged]))
+    if table.categories:
+        of = [table.columns[place] for place in table.categories]
+        known = [np.array([*range(len(column.values)), *([np.nan] if column.missing else [])]) for column in of]
+        encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
+        pieces.append(encoder.fit(np.zeros((1, len(of)))).transform(x[:, table.categories]))
+    return np.hstack(pieces).astype(np.float64)
+
+
+def random_table(rng: np.random.Generator) -> tuple[Preprocessing, np.ndarray[Any, Any]]:
+    """Columns in any order and samples with missing cells and unknown values, also where training had none of these."""
+    columns, cells, count = [], [], int(rng.integers(1, 40))
+    for place in range(int(rng.integers(1, 8))):
+        name, missing = f"column {place}", bool(rng.integers(2))
+        if rng.integers(2):
+            mean, scale = rng.normal() * 10.0 ** rng.integers(-8, 9), 10.0 ** rng.uniform(-8, 8)
+            constant = rng.random() < 0.2
+            columns.append(PreparedColumn(name=name, kind="number", mean=mean, scale=scale, missing=missing))
+            cells.append(np.full(count, mean) if constant else rng.normal(mean, scale, count))
+        else:
+            values = tuple(f"value {k}" for k in range(int(rng.integers(1, 6))))
+            columns.append(PreparedColumn(name=name, kind="category", values=values, missing=missing))
+            cells.append(rng.integers(-1, len(values) + 1, count).astype(np.float64))
+    x = np.stack(cells, axis=1)
+    x[rng.random(x.shape) < rng.choice([0, 0.2, 1])] = np.nan
+    return Preprocessing(how="federated", columns=tuple(columns)), x
+
+
+def test_features_are_scikit_learns_to_the_bit() -> None:
+    rng, met = np.random.default_rng(0), set()
+    for _ in range(300):
+        table, x = random_table(rng)
+        given = x.copy()
+        ours, theirs = table.transform(x), by_scikit_learn(table, x)
+        assert ours.shape == (len(x), table.n_features)
+        assert (ours.dtype, ours.tobytes()) == (np.float64, theirs.tobytes())  # -0.0 is not 0.0 here
+        assert ours.flags.c_contiguous
+        assert x.tobytes() == given.tobytes()
+        assert table.transform(x[:0]).shape == (0, table.n_features)
+        met.add((bool(table.numbers), bool(table.flagged), bool(table.categories)))
+    assert len(met) == 5  # all that there can be: nobody is flagged without numbers, and a table has columns
 
 
 def declared(x: np.ndarray[Any, Any], clients: int) -> list[Facts]:
@@ -305,6 +361,9 @@ def test_facts_that_cannot_be_agreed_on() -> None:
     huge = np.array([[1e300], [-1e300]])
     with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
         agree([facts(huge, COLUMNS[:1])])
+    tiny = Preprocessing(how="federated", columns=(PreparedColumn(name="age", kind="number", scale=1e-10),))
+    with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
+        tiny.transform(np.array([[1.0], [1e300]]))
     apart = [ColumnFacts(name="age", kind="number", count=1, missing=0, mean=mean) for mean in (1e300, -1e300)]
     with pytest.raises(FedtailorError, match="'age' has numbers that are too large to standardise"):
         agree([(one,) for one in apart])
