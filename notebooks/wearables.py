@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Wearables: thirty people, one network each
+# # Wearables: thirty people, and which method for them?
 #
 # A wrist sensor measures acceleration in three directions. Thirty people do four activities; a window of two seconds
 # is a sample. People differ: in their pace, in how they wear the sensor. Windows overlap, so those of one recording
@@ -57,9 +57,4 @@ tuning = ft.tune(["local", "fedrep"], **settings, trials=3)
 print(tuning)
 
 # %% [markdown]
-# `compare` runs them side by side on the same people; `report` makes a page of it.
-
-# %%
-comparison = ft.compare(["local", "fedavg", "fedrep"], **settings, seeds=[0], out="comparisons/wearables")
-print(comparison)
-ft.report("comparisons/wearables", to="wearables.html")
+# [Comparing](comparing.ipynb) goes on from here: the same settings, several seeds, and who loses.
