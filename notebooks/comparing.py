@@ -44,7 +44,10 @@ print(more.to_pandas()[["value", "value_std", "gain", "losing", "p"]].round(4))
 # %%
 grid = ft.compare(["local", "ditto"], **settings, seeds=[0], grid={"lam": [0.05, 0.5, 2.0]})
 for line in grid.lines:
-    print(f"{line.title}: validation {100 * line.validation:.2f} %, test {100 * line.value:.2f} %", line.chosen or "")
+    print(
+        f"{line.title}: validation {100 * line.validation:.2f} %, test {100 * line.value:.2f} %",
+        "✓" if line.chosen else "",
+    )
 
 # %% [markdown]
 # One HTML file has the table, the learning curves and all clients; for a paper there is LaTeX.

@@ -45,15 +45,15 @@ np.savez("wearables.npz", x=np.float32(x), y=y, client=client, group=group)
 # Which method fits? `advise` races several on validation data, and says if none is better than one model for all.
 
 # %%
-settings = {"data": "wearables.npz", "model": "cnn1d:16", "rounds": 10, "epochs": 2, "optimizer": "adam", "lr": 0.01}
-advice = ft.advise(**settings, budget=10)
+settings = {"data": "wearables.npz", "model": "cnn1d:16", "rounds": 10, "epochs": 1, "optimizer": "adam", "lr": 0.01}
+advice = ft.advise(**settings, budget=5)
 print(advice)
 
 # %% [markdown]
 # `tune` chooses a method's settings on validation data, with the same number of trials for each.
 
 # %%
-tuning = ft.tune(["local", "fedrep"], **settings, trials=3)
+tuning = ft.tune(["local", "fedrep"], **settings, trials=2)
 print(tuning)
 
 # %% [markdown]
