@@ -100,6 +100,7 @@ lake.mkdir(exist_ok=True)
 tables["lake"].to_csv(lake / "patients.csv", index=False)
 (lake / "federation.toml").write_text(PLAN)
 (lake / "site.toml").write_text(SITE)
+print(SITE)
 
 # %% [markdown]
 # **Before anything is sent**, the hospital's engineer looks at what would leave. `fedtailor site check site.toml`
