@@ -1,6 +1,7 @@
 """Make a notebook of each script here: the same cells, with what they print.
 
-    python -m notebooks.make  (make notebooks)
+    python -m notebooks.make              all of them (make notebooks)
+    python -m notebooks.make first_steps  one of them
 
 A notebook is written as a script whose cells begin with `# %%` (code) or `# %% [markdown]` (text).
 """
@@ -10,13 +11,25 @@ import io
 import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
-NOTEBOOKS = ("hospitals", "wearables", "next_character", "adapters")
+NOTEBOOKS = (  # a path, and then examples
+    "first_steps",
+    "comparing",
+    "own_data_and_network",
+    "writing_a_method",
+    "sites",
+    "hospitals",
+    "wearables",
+    "next_character",
+    "adapters",
+)
 
 
 def cells(script: str) -> Iterator[tuple[str, str]]:
@@ -26,6 +39,17 @@ def cells(script: str) -> Iterator[tuple[str, str]]:
             yield "markdown", re.sub(r"^# ?", "", text.strip(), flags=re.MULTILINE)
         else:
             yield "code", text.strip()
+
+
+@contextlib.contextmanager
+def main_module() -> Iterator[dict[str, Any]]:
+    """An empty module `__main__`, as a notebook has one: a class of a cell can be imported from it."""
+    before = sys.modules["__main__"]
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield module.__dict__
+    finally:
+        sys.modules["__main__"] = before
 
 
 def run(code: str, names: dict[str, Any]) -> str:
@@ -38,8 +62,7 @@ def run(code: str, names: dict[str, Any]) -> str:
 def notebook(script: str) -> dict[str, Any]:
     """Make a notebook of a script, in Jupyter's format 4, and run its cells in a directory of its own."""
     made: list[dict[str, Any]] = []
-    names: dict[str, Any] = {"__name__": "__main__"}
-    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory), main_module() as names:
         for number, (kind, text) in enumerate(cells(script)):
             cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": _lines(text)}
             if kind == "code":
@@ -55,9 +78,20 @@ def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-if __name__ == "__main__":
+def make(name: str) -> None:
+    """Run a script and write its notebook beside it."""
+    made = notebook((HERE / f"{name}.py").read_text(encoding="utf-8"))
+    (HERE / f"{name}.ipynb").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{name}.ipynb")
+
+
+def main(names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in NOTEBOOKS]:
+        sys.exit(f"There is no notebook {unknown[0]}: they are {', '.join(NOTEBOOKS)}.")
     os.environ["COLUMNS"] = "120"
-    for name in NOTEBOOKS:
-        made = notebook((HERE / f"{name}.py").read_text(encoding="utf-8"))
-        (HERE / f"{name}.ipynb").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{name}.ipynb")
+    for name in names or NOTEBOOKS:
+        make(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

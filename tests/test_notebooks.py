@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from notebooks.make import HERE, NOTEBOOKS, cells, run
+from notebooks.make import HERE, NOTEBOOKS, cells, main, main_module, run
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -21,12 +21,17 @@ def test_a_notebook_has_the_cells_of_its_script(name: str) -> None:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "__main__"}
-    for kind, text in cells((HERE / f"{name}.py").read_text(encoding="utf-8")):
-        if kind == "code":
-            run(text, names)
+    with main_module() as names:
+        for kind, text in cells((HERE / f"{name}.py").read_text(encoding="utf-8")):
+            if kind == "code":
+                run(text, names)
 
 
 def test_every_notebook_is_listed() -> None:
     assert {path.stem for path in HERE.glob("*.ipynb")} == set(NOTEBOOKS)
     assert {path.stem for path in HERE.glob("*.py")} == {*NOTEBOOKS, "make", "__init__"}
+
+
+def test_a_notebook_that_is_not_there_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"There is no notebook first_step: they are first_steps, .*"):
+        main(["first_steps", "first_step"])
