@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks results hospitals format clean
+.PHONY: setup run quick test test-sites test-cluster fuzz bench notebooks results docs screenshots hospitals format clean
 
 setup: .venv/ready
 
@@ -43,6 +43,9 @@ bench: setup
 notebooks: setup
 	$(BIN)/python -m notebooks.make
 
+docs: setup
+	$(BIN)/python -m docs.building
+
 results: setup
 	$(BIN)/python -m results
 
@@ -54,4 +57,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv comparisons/race race.html build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv comparisons/race race.html site build *.egg-info .pytest_cache .mypy_cache .ruff_cache
