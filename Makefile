@@ -46,6 +46,9 @@ notebooks: setup
 docs: setup
 	$(BIN)/python -m docs.building
 
+screenshots: setup
+	$(BIN)/python -m docs.make_screenshots
+
 results: setup
 	$(BIN)/python -m results
 

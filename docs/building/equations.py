@@ -10,6 +10,7 @@ from latex2mathml.converter import convert
 _EQUATION = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?:\((?P<inline>.*?)\\\)|\[(?P<block>.*?)\\\])</(?P=tag)>', re.DOTALL
 )
+_BARS = re.compile(r"<mo>(&#x02016;|&#x0007C;|&#x02225;)</mo>")  # of ‖x‖: a browser would take a lone one for tall
 _TAG = re.compile(r"\\tag\*?\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -35,7 +36,7 @@ def mathml(latex: str, display: str = "inline") -> str:
         raise ValueError(f"this equation cannot be converted ({error or type(error).__name__}): {latex}") from error
     if left:
         raise ValueError(f"this equation cannot be converted ({left[0]} is not known): {latex}")
-    return made
+    return _BARS.sub(r'<mo stretchy="false">\1</mo>', made)
 
 
 def _inline(latex: str) -> str:

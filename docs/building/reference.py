@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -29,7 +30,8 @@ Every setting of an experiment. It has the same name on the command line (`--lr 
 underscores. Those of the evaluation begin with `evaluate_`; a file may have them in a section of their own, where
 `evaluate_model` is `model` of `[evaluation]`. [Runs and evaluation](../runs.md) explains how they play together.
 
-A default in brackets is found out from the data or the machine. "–" is none.
+A default in brackets is found out from the data or the machine; "–" is none. Whole numbers go up to 10⁹ where nothing
+else is said.
 
 """
 
@@ -100,18 +102,10 @@ def _kinds(annotation: Any) -> list[type | str]:
 
 
 def _range(field: FieldInfo) -> str:
-    bounds = {type(bound): bound for bound in field.metadata}
-    low = next((f"{sign} {_number(getattr(bounds[kind], name))}" for kind, name, sign in LOWER if kind in bounds), "")
-    high = next((f"{sign} {_number(getattr(bounds[kind], name))}" for kind, name, sign in UPPER if kind in bounds), "")
-    return "".join(f" {bound}" for bound in (low, high) if bound).replace("  ", " ")
-
-
-LOWER = ((Ge, "ge", "≥"), (Gt, "gt", ">"))
-UPPER = ((Le, "le", "≤"), (Lt, "lt", "<"))
-
-
-def _number(value: Any) -> str:
-    return {MOST: "10⁹", 2**64 - 1: "2⁶⁴ − 1"}.get(value, str(value))
+    """The bounds of a number; that of everything which is counted is said once, above the tables."""
+    words = {Ge: " from {ge}", Gt: " above {gt}", Le: " to {le}", Lt: ", below {lt}"}
+    bounds = [bound for bound in field.metadata if bound != Le(MOST)]
+    return "".join(words[type(bound)].format_map(asdict(bound)) for bound in bounds).replace(str(2**64 - 1), "2⁶⁴ − 1")
 
 
 # --- commands ---
@@ -121,6 +115,8 @@ COMMANDS_INTRODUCTION = """\
 
 Every command with its arguments and options, as `fedtailor COMMAND --help` prints them. Options that are settings of an
 experiment are explained in [settings](settings.md); here they are only named.
+
+![fedtailor --help in a terminal](../images/help.svg)
 
 """
 METAVARS = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH", "list": "TEXT"}
@@ -152,7 +148,7 @@ def _command(name: str, command: Any) -> str:
             rows.append(_parameter_row(parameter, context))
     parts = [f"## {name}", f"```text\n{usage}\n```", _prose(command.help or "")]
     if rows:
-        parts.append(table(("", "meaning"), rows).rstrip("\n"))
+        parts.append(table(("argument, option", "meaning"), rows).rstrip("\n"))
     if settings:
         parts.append("Settings:\n\n" + "\n".join(f"- {group}: {', '.join(links)}" for group, links in settings.items()))
     return "\n\n".join(parts) + "\n"
@@ -201,16 +197,20 @@ def api_pages() -> dict[str, str]:
     index = API
     for page, listed in names.items():
         rows = ([f"[`{name}`]({page}.md#{home})", _summary(home)] for name, home in listed)
-        index += f"## {PAGES[page]}\n\n" + table(("", ""), rows) + "\n"
+        index += f"## {PAGES[page]}\n\n" + table(("name", "summary"), rows) + "\n"
     pages = {
-        f"reference/api/{page}.md": f"# {PAGES[page]}\n\n"
-        + "\n".join(
-            f'::: {home}\n    options:\n      heading: "{name}"\n      toc_label: "{name.rpartition(".")[2]}"\n'
-            for name, home in listed
-        )
+        f"reference/api/{page}.md": f"# {PAGES[page]}\n\n" + "\n".join(_documented(*each) for each in listed)
         for page, listed in names.items()
     }
     return {"reference/api/index.md": index, **pages}
+
+
+def _documented(name: str, home: str) -> str:
+    """The lines that mkdocstrings puts a name's documentation in the place of."""
+    settings = home in (f"fedtailor.experiment.{kind.__name__}" for kind in (Experiment, Evaluation))
+    return f'::: {home}\n    options:\n      heading: "{name}"\n      toc_label: "{name.rpartition(".")[2]}"\n' + (
+        "\nIts fields are the [settings](../settings.md).\n" if settings else ""
+    )
 
 
 def _home(name: str, thing: Any) -> str:
