@@ -12,10 +12,10 @@ from pydantic import Field
 
 import fedtailor
 from docs.building import ROOT, reference
-from docs.building.architecture import HEIGHT, layered, page, placed
+from docs.building.architecture import HEIGHT, imports, layered, placed
 from docs.building.checking import problems
 from docs.building.equations import mathml, with_mathml
-from docs.building.hooks import _expanded
+from docs.building.hooks import _FROM_CODE, FROM_CODE, expanded
 from docs.building.imports import reduced, rooms
 from docs.building.links import Links
 from docs.building.pages import notebook_page, notebooks
@@ -113,7 +113,7 @@ def test_a_page_of_another_file_has_its_links(links: Links) -> None:
 def test_a_pattern_in_the_navigation_stands_for_pages() -> None:
     nav = [{"Home": "index.md"}, {"Books": "books/*.md"}, {"More": ["one.md", {"All": ["a/*.md"]}]}]
     there = ["books/b.md", "books/a.md", "a/x.md", "one.md"]
-    assert list(_expanded(nav, there)) == [
+    assert list(expanded(nav, there)) == [
         {"Home": "index.md"},
         {"Books": ["books/b.md", "books/a.md"]},
         {"More": ["one.md", {"All": ["a/x.md"]}]},
@@ -146,6 +146,11 @@ def test_what_is_wrong_with_a_site_is_found(tmp_path: Path) -> None:
     ]
 
 
+def test_every_part_from_the_code_has_its_place() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(name for text in pages for name in _FROM_CODE.findall(text)) == sorted(FROM_CODE)
+
+
 # --- settings ---
 
 
@@ -154,7 +159,7 @@ def rows(text: str) -> list[tuple[str, str]]:
 
 
 def test_every_setting_is_explained_once() -> None:
-    found = rows(reference.settings_page())
+    found = rows(reference.settings())
     fields = {**Experiment.model_fields, **{f"evaluate_{n}": f for n, f in Evaluation.model_fields.items()}}
     del fields["evaluation"]
     assert sorted(name for name, _ in found) == sorted(fields)
@@ -182,21 +187,21 @@ def test_every_setting_is_explained_once() -> None:
     ],
 )
 def test_a_setting_has_its_range_and_default(name: str, words: str) -> None:
-    assert words in dict(rows(reference.settings_page()))[name]
+    assert words in dict(rows(reference.settings()))[name]
 
 
 def test_a_setting_without_an_option_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {**reference.setting_fields(), "unheard_of": Field(0, description="of nothing")}
     monkeypatch.setattr(reference, "setting_fields", lambda: fields)
     with pytest.raises(ValueError, match="no option for unheard_of"):
-        reference.settings_page()
+        reference.settings()
 
 
 # --- commands ---
 
 
 def test_every_command_has_all_its_options() -> None:
-    text = reference.commands_page()
+    text = reference.commands()
     sections = dict(re.findall(r"^## ([\w ]+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     named = {name: (name, module) for name, (module, _) in COMMANDS.items()}
     named |= {f"{g} {name}": (name, module) for g, (_, table) in GROUPS.items() for name, (module, _) in table.items()}
@@ -208,16 +213,14 @@ def test_every_command_has_all_its_options() -> None:
 
 
 def test_examples_of_a_command_are_code() -> None:
-    assert "    fedtailor run experiment.toml --seed 1\n    fedtailor run ditto" in reference.commands_page()
+    assert "    fedtailor run experiment.toml --seed 1\n    fedtailor run ditto" in reference.commands()
 
 
 # --- public names ---
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    made = reference.api_pages()
-    index = made.pop("reference/api/index.md")
-    documented = re.findall(r'heading: "([\w.]+)"', "".join(made.values()))
+    index, documented = reference.names(), re.findall(r'heading: "([\w.]+)"', "".join(reference.api_pages().values()))
     names = [f"fedtailor.{name}" for name in fedtailor.__all__ if name != "__version__"]
     names += [f"fedtailor.testing.{name}" for name in fedtailor.testing.__all__]
     assert sorted(documented) == sorted(names)
@@ -242,7 +245,7 @@ def test_every_function_of_a_public_class_has_a_docstring() -> None:
 def test_rooms_stand_above_what_they_import_and_apart() -> None:
     graph = rooms()
     levels, places = layered(reduced(graph)), placed(reduced(graph), layered(reduced(graph)))
-    text = page()
+    text = imports()
     boxes = {
         name: tuple(map(int, found))
         for name, *found in re.findall(r'id="room-(\w+)">.*?<rect x="(\d+)" y="(\d+)" width="(\d+)"', text)

@@ -10,32 +10,18 @@ from statistics import fmean
 from docs.building.imports import DOOR, PACKAGE, Graph, reduced, rooms
 from docs.building.reference import table
 
-PAGE = """\
-# Architecture
-
-The rooms of the package (a room is a module, or a subpackage: these have the darker boxes) and who imports whom, drawn
-from the code by every build of these pages. A room imports only from rooms below it: there are no cycles, and [a
-test](../tests/test_imports.py) keeps it so. A line is left out where it follows from others: `cli` also imports from
-`studies`, which is below `reporting`. Point at a room to see its lines. [Design](design.md#the-rooms) says why they
-are as they are.
-
-{picture}
-
-## The rooms
-
-{table}"""
 GAP, HEIGHT, STEP = 18, 26, 62  # between neighbours of a layer; of a box; from layer to layer
 SWEEPS = 12  # over all layers, to put what is connected above each other
 
 
-def page() -> str:
-    """The whole page."""
+def imports() -> str:
+    """The picture, and a table of the rooms."""
     graph = rooms()
     rows = (
         [f"[`{name}`](../{_file(name)})", _summary(name), ", ".join(f"`{other}`" for other in sorted(graph[name]))]
         for name in sorted(graph, key=lambda name: (name != DOOR, name))
     )
-    return PAGE.format(picture=picture(graph), table=table(("room", "subject", "imports from"), rows))
+    return f"{picture(graph)}\n\n## The rooms\n\n" + table(("room", "subject", "imports from"), rows)
 
 
 def picture(graph: Graph) -> str:

@@ -14,29 +14,10 @@ import fedtailor.testing
 from fedtailor.cli import COMMANDS, GROUPS, _built
 from fedtailor.experiment import EVALUATION_NAMES, MOST, Evaluation, Experiment
 
-
-def reference() -> dict[str, str]:
-    """All pages of the reference, by their place in the site."""
-    return {"reference/settings.md": settings_page(), "reference/commands.md": commands_page(), **api_pages()}
-
-
 # --- settings ---
 
-SETTINGS = """\
-# Settings
 
-Every setting of an experiment. It has the same name on the command line (`--lr 0.1`), in Python
-(`ft.run("fedavg", lr=0.1)`) and in an experiment file (`lr = 0.1`); the command line has hyphens where Python has
-underscores. Those of the evaluation begin with `evaluate_`; a file may have them in a section of their own, where
-`evaluate_model` is `model` of `[evaluation]`. [Runs and evaluation](../runs.md) explains how they play together.
-
-A default in brackets is found out from the data or the machine; "–" is none. Whole numbers go up to 10⁹ where nothing
-else is said.
-
-"""
-
-
-def settings_page() -> str:
+def settings() -> str:
     """Every field of `Experiment` and `Evaluation` in a table, in the groups of `fedtailor run --help`."""
     options: dict[str, list[str]] = {}
     groups: dict[str, list[str]] = {"Method": ["method", "parameters"]}
@@ -51,7 +32,7 @@ def settings_page() -> str:
     missing = fields.keys() - {name for names in groups.values() for name in names}
     if missing:
         raise ValueError(f"fedtailor run has no option for {', '.join(sorted(missing))}")
-    return SETTINGS + "\n".join(
+    return "\n".join(
         f"## {group}\n\n"
         + table(
             ("setting, option", "values", "default", "meaning"),
@@ -110,22 +91,13 @@ def _range(field: FieldInfo) -> str:
 
 # --- commands ---
 
-COMMANDS_INTRODUCTION = """\
-# Commands
-
-Every command with its arguments and options, as `fedtailor COMMAND --help` prints them. Options that are settings of an
-experiment are explained in [settings](settings.md); here they are only named.
-
-![fedtailor --help in a terminal](../images/help.svg)
-
-"""
 METAVARS = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH", "list": "TEXT"}
 
 
-def commands_page() -> str:
+def commands() -> str:
     """Every command, and those of the groups `deploy` and `site`."""
     tables = {"": COMMANDS, **{f"{group} ": commands for group, (_, commands) in GROUPS.items()}}
-    return COMMANDS_INTRODUCTION + "\n".join(
+    return "\n".join(
         _command(f"{group}{name}", _built(name, module))
         for group, commands in tables.items()
         for name, (module, _) in commands.items()
@@ -172,12 +144,6 @@ def _prose(text: str) -> str:
 
 # --- public names ---
 
-API = """\
-# Python
-
-Everything that is public is a name of `fedtailor`, or of `fedtailor.testing`; what a module has beside it may change.
-
-"""
 PAGES = {
     "functions": "Functions",
     "classes": "Classes",
@@ -186,23 +152,40 @@ PAGES = {
 }
 
 
-def api_pages() -> dict[str, str]:
-    """A page that lists every public name, and a page each for functions, classes, a method's interface, its tests."""
-    public = {name: getattr(fedtailor, name) for name in fedtailor.__all__ if not name.startswith("_")}
-    names: dict[str, list[tuple[str, str]]] = {page: [] for page in PAGES}
-    for name, thing in public.items():
+def public_names() -> dict[str, list[tuple[str, Any, str]]]:
+    """Every public name with what it names and the place that defines it, by the page that it belongs on."""
+    found: dict[str, list[tuple[str, Any, str]]] = {page: [] for page in PAGES}
+    for name in fedtailor.__all__:
+        thing = getattr(fedtailor, name)
         page = "method" if name in fedtailor._HOMES["method"] else "classes" if inspect.isclass(thing) else "functions"
-        names[page].append((f"fedtailor.{name}", _home(name, thing)))
-    names["testing"] = [(f"fedtailor.testing.{name}",) * 2 for name in fedtailor.testing.__all__]
-    index = API
-    for page, listed in names.items():
-        rows = ([f"[`{name}`]({page}.md#{home})", _summary(home)] for name, home in listed)
-        index += f"## {PAGES[page]}\n\n" + table(("name", "summary"), rows) + "\n"
-    pages = {
-        f"reference/api/{page}.md": f"# {PAGES[page]}\n\n" + "\n".join(_documented(*each) for each in listed)
-        for page, listed in names.items()
+        if name != "__version__":
+            found[page].append((f"fedtailor.{name}", thing, _home(name, thing)))
+    for name in fedtailor.testing.__all__:
+        found["testing"].append(
+            (f"fedtailor.testing.{name}", getattr(fedtailor.testing, name), f"fedtailor.testing.{name}")
+        )
+    return found
+
+
+def names() -> str:
+    """Every public name in a table, with its summary."""
+    return "\n".join(
+        f"## {PAGES[page]}\n\n"
+        + table(
+            ("name", "summary"),
+            ([f"[`{name}`]({page}.md#{home})", _summary(thing)] for name, thing, home in listed),
+        )
+        for page, listed in public_names().items()
+    )
+
+
+def api_pages() -> dict[str, str]:
+    """A page for each group of public names, by its place in the site."""
+    return {
+        f"reference/api/{page}.md": f"# {PAGES[page]}\n\n"
+        + "\n".join(_documented(name, home) for name, _, home in listed)
+        for page, listed in public_names().items()
     }
-    return {"reference/api/index.md": index, **pages}
 
 
 def _documented(name: str, home: str) -> str:
@@ -220,15 +203,10 @@ def _home(name: str, thing: Any) -> str:
     return next(f"fedtailor.{home}.{name}" for home, names in fedtailor._HOMES.items() if name in names)
 
 
-def _summary(home: str) -> str:
-    """The first sentence of what a name's docstring says."""
-    import pydoc
-
-    thing = pydoc.locate(home)
-    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
-        return ""
-    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split("\n"))
-    return re.split(r"(?<=[.:]) (?=[A-Z`])", text)[0]
+def _summary(thing: Any) -> str:
+    """The first sentence of a class's or function's docstring."""
+    text = (inspect.getdoc(thing) or "") if inspect.isclass(thing) or inspect.isfunction(thing) else ""
+    return re.split(r"(?<=[.:]) (?=[A-Z`])", " ".join(text.split("\n\n")[0].split("\n")))[0]
 
 
 # --- tables ---
