@@ -212,8 +212,11 @@ def test_every_command_has_all_its_options() -> None:
                 assert re.search(rf"`{option.opts[0]}[` ]", sections[title]), (title, option.opts[0])
 
 
-def test_examples_of_a_command_are_code() -> None:
-    assert "    fedtailor run experiment.toml --seed 1\n    fedtailor run ditto" in reference.commands()
+@pytest.mark.parametrize("between", ["\n\n", "\n  "])
+def test_examples_of_a_command_are_code(between: str) -> None:
+    text = f"Do it.\n\n[bold]Examples[/]{between}fedtailor run a{between}fedtailor run b \\[x]\n\nMore,\non two lines."
+    made = "Do it.\n\n**Examples**\n\n```text\nfedtailor run a\nfedtailor run b [x]\n```\n\nMore,\non two lines."
+    assert reference._prose(text) == made
 
 
 # --- public names ---

@@ -135,11 +135,14 @@ def _parameter_row(parameter: Any, context: Any) -> list[str]:
 
 
 def _prose(text: str) -> str:
-    """A command's help as Markdown: its examples are blocks of code."""
+    """A command's help as Markdown: its examples, one line each, are a block of code."""
     text = re.sub(r"\[bold\](.*?)\[/(?:bold)?\]", r"**\1**", text).replace("\\[", "[")
-    paragraphs = [" ".join(paragraph.split("\n")) for paragraph in text.split("\n\n")]
-    lines = [f"    {paragraph}" if paragraph.startswith("fedtailor ") else paragraph for paragraph in paragraphs]
-    return re.sub(r"(?m)(^    .*)\n\n(?=    )", r"\1\n", "\n\n".join(lines))
+    return re.sub(r"\n*((?:^ *fedtailor .*\n*)+)", _examples, text, flags=re.MULTILINE).strip("\n")
+
+
+def _examples(found: re.Match[str]) -> str:
+    lines = "\n".join(line.strip() for line in found[1].split("\n") if line)
+    return f"\n\n```text\n{lines}\n```\n\n"
 
 
 # --- public names ---
