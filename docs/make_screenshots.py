@@ -93,12 +93,14 @@ def photographs(page: Path) -> Iterator[tuple[str, Image.Image]]:
         browser.figure(whole)
         with Image.open(whole) as picture:
             for name, section in REPORT.items():
-                top, bottom = browser.run(
-                    f"(box => [box.top + scrollY, box.bottom + scrollY])"
+                left, top, right, bottom = browser.run(
+                    f"(box => [box.left, box.top + scrollY, box.right, box.bottom + scrollY].map(Math.round))"
                     f"(document.getElementById('{section}').getBoundingClientRect())"
                 )
-                above = 0 if name == "report" else int(top) - MARGIN  # its title stands above the first section
-                yield name, picture.convert("RGB").crop((0, above, picture.width, int(bottom) + MARGIN))
+                if name == "report":  # its title stands above the first section
+                    left, top, right = MARGIN, MARGIN, picture.width - MARGIN
+                box = (left - MARGIN, top - MARGIN, min(right + MARGIN, picture.width), bottom + MARGIN)
+                yield name, picture.convert("RGB").crop(box)
 
 
 def main() -> None:
