@@ -6,6 +6,7 @@ A room is a module or a subpackage at the top of the package; `fedtailor` itself
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import fedtailor
@@ -22,9 +23,15 @@ def module_name(path: Path, package: Path = PACKAGE) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def modules(package: Path = PACKAGE) -> set[str]:
+    """The names of all modules of the package."""
+    return {module_name(path, package) for path in package.rglob("*.py")}
+
+
 def imported(path: Path, package: Path = PACKAGE) -> Iterator[str]:
     """Yield the modules of the package that a file imports."""
-    known = {module_name(found, package) for found in package.rglob("*.py")}
+    known = modules(package)
     inside = module_name(path, package) if path.name == "__init__.py" else module_name(path, package).rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
