@@ -50,6 +50,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else DOOR
 
 
+@cache
 def imports() -> dict[Path, set[str]]:
     """The modules of the package that each of its files imports."""
     return {path: set(imported(path)) for path in sorted(PACKAGE.rglob("*.py"))}
