@@ -5,7 +5,7 @@ SUPPORTED := 3.11 3.12 3.13
 # Those of them that are here. pyenv's have to be chosen: PYENV_VERSION=3.12.1:3.13.0 make test-python
 FOUND = $(strip $(foreach version,$(SUPPORTED),$(shell python$(version) -c 'print("$(version)")' 2>/dev/null)))
 
-.PHONY: setup run quick test test-python test-sites test-cluster fuzz bench notebooks package results hospitals format clean
+.PHONY: setup run quick test test-python test-sites test-cluster fuzz bench notebooks package docs screenshots results hospitals format clean
 
 setup: .venv/ready
 
@@ -56,6 +56,12 @@ notebooks: setup
 package: setup
 	$(BIN)/python -m tests.wheel
 
+docs: setup
+	$(BIN)/python -m docs.building
+
+screenshots: setup
+	$(BIN)/python -m docs.make_screenshots
+
 results: setup
 	$(BIN)/python -m results
 
@@ -67,4 +73,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-* comparisons/race race.html build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* comparisons/race race.html site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -26,7 +26,8 @@ def table() -> str:
 
 def row(name: str, method: Method) -> list[str]:
     """Describe one method."""
-    single, together = [], []
+    single: list[str] = []
+    together: list[str] = []
     for upload, how in describe_uploads(method).items():
         (single if how == "each client's own" else together).append(f"`{upload}`")
     return [f"`{name}`", ", ".join(single) or "–", ", ".join(together) or "–", type(method).own_part, predicts(method)]

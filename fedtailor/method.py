@@ -152,10 +152,12 @@ class Server:
 
     @property
     def body(self) -> slice:
+        """The slice of the vector that is the body: all but the head."""
         return self.layout.body
 
     @property
     def head(self) -> slice:
+        """The slice of the vector that is the head."""
         return self.layout.head
 
     def initial_for(self, number: int) -> Tensor:
@@ -224,9 +226,9 @@ class Method(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # in the catalogue and on the command line
     title: ClassVar[str] = ""  # in tables and figures, as its paper writes it; the class's name unless it says another
-    paper: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors, title, venue and year
     shared_part: ClassVar[str] = "the model"  # what the clients have in common, in a few words
     own_part: ClassVar[str] = "nothing"  # what is each client's own
     personal_head: ClassVar[bool] = False  # where labels are per client, its head has only its own outputs

@@ -107,6 +107,7 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
+        """True if all rounds are done, or the run stopped by its own rule."""
         return len(self.rounds) >= self.experiment.rounds or self.stopped is not None
 
     @property
@@ -138,10 +139,12 @@ class RunResult:
 
     @property
     def accuracy(self) -> float | None:
+        """The mean test accuracy in the round that counts; None if nothing was evaluated."""
         return record.accuracy if (record := self.chosen()) else None
 
     @property
     def loss(self) -> float | None:
+        """The mean test loss in the round that counts; None if nothing was evaluated."""
         return record.loss if (record := self.chosen()) else None
 
     @property

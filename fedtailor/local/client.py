@@ -99,14 +99,17 @@ class Client:
 
     @property
     def layout(self) -> Layout:
+        """The parts of the vector: body, head, layers, buffers."""
         return self.network.layout
 
     @property
     def body(self) -> slice:
+        """The slice of the vector that is the body: all but the head."""
         return self.layout.body
 
     @property
     def head(self) -> slice:
+        """The slice of the vector that is the head."""
         return self.layout.head
 
     @property
