@@ -48,7 +48,7 @@ def printed(command: str, directory: Path) -> str:
     written = b"".join(iter(lambda: _read(ours), b""))
     os.close(ours)
     if process.wait() != 0:
-        raise SystemExit(f"fedtailor {command} failed:\n{written.decode()}")
+        raise SystemExit(f"fedtailor {command} failed:\n{screen(written.decode())}")
     return written.decode()
 
 

@@ -209,7 +209,7 @@ def test_every_command_has_all_its_options() -> None:
     for title, (name, module) in named.items():
         for option in _built(name, module).params:
             if option.param_type_name == "option" and not option.hidden:
-                assert re.search(rf"`{option.opts[0]}[` ]", sections[title]), (title, option.opts[0])
+                assert re.search(rf"[` ]{option.opts[0]}[`, ]", sections[title]), (title, option.opts[0])
 
 
 @pytest.mark.parametrize("between", ["\n\n", "\n  "])
