@@ -33,4 +33,4 @@ def check_columns(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             said = str(unknown("column", name, known))
-            raise FedtailorError(said if "known are" in said else f"{said} The columns are {', '.join(known)}.")
+            raise FedtailorError(f"{said[:-1]}, of {', '.join(known)}?" if said.endswith("?") else said)

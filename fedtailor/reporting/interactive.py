@@ -97,7 +97,7 @@ def _drawn(mark: Mark, panel: Panel) -> tuple[list[Spec], dict[str, Spec]]:
         return [_bars(mark)], {"xaxis": {"ticks": "", "showgrid": False, "showticklabels": False, **_bar_names(mark)}}
     if isinstance(mark, Heat):
         return [_heat(mark, panel)], _heat_axes(mark)
-    bare, wide = {"visible": False}, mark.reach(0.06)
+    bare, wide = {"visible": False}, mark.reach(0.085)
     axes = {"xaxis": {**bare, "range": [-wide, wide]}, "yaxis": {**bare, "range": [-1.25, 1.25], "scaleanchor": "x"}}
     return _network(mark), axes
 
@@ -219,7 +219,8 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
 
 
 def _heat_axes(mark: Heat) -> dict[str, Spec]:
-    axis = {"type": "category", "showgrid": False, "zeroline": False, "constrain": "domain", "ticklabelstandoff": 4}
+    axis = {"type": "category", "showgrid": False, "ticks": "", "zeroline": False, "constrain": "domain"}
+    axis |= {"ticklabelstandoff": 4}
     square = {"scaleanchor": "x"} if _is_square(mark) else {}
     rows, columns = _aliases(mark.rows), _aliases(mark.columns)
     return {"xaxis": {**axis, **columns}, "yaxis": {**axis, "autorange": "reversed", **square, **rows}}

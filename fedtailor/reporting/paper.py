@@ -104,8 +104,9 @@ def draw(figure: Figure) -> "Drawing":
         axes.set_visible(False)
     _legend(figure, drawing)
     drawing.draw_without_rendering()  # lays the panels out, once for all formats
-    if [axes for axes in drawing.axes if _is_shortened(axes)]:
-        drawing.draw_without_rendering()
+    for axes in drawing.axes:
+        _break_long(axes)
+    drawing.draw_without_rendering()  # again, as plots of another size have other ticks
     drawing.set_layout_engine("none")
     for axes in drawing.axes:
         _thin(axes)
@@ -173,15 +174,15 @@ def _name(axes: "Axes", axis: Literal["x", "y"], names: Sequence[str]) -> None:
     set_ticks(shown, [_plain(short[place]) for place in shown], rotation=90 if upright else 0)
 
 
-def _is_shortened(axes: "Axes") -> bool:
-    """Break a title that is wider than its plot into lines, as the layout leaves no room for it at the sides."""
-    title, room = axes.title, axes.bbox.width
-    width = title.get_window_extent().width
-    if width <= room:
-        return False
-    longest = max(map(len, title.get_text().splitlines()))
-    title.set_text(fill(title.get_text(), max(8, int(longest * room / width))))
-    return True
+def _break_long(axes: "Axes") -> None:
+    """Break a title or label that is longer than its side of the plot into lines: the layout makes no room for it."""
+    box = axes.bbox
+    for text, room in ((axes.title, box.width), (axes.xaxis.label, box.width), (axes.yaxis.label, box.height)):
+        found = text.get_window_extent()
+        length = found.height if text is axes.yaxis.label else found.width
+        if length > room:
+            longest = max(map(len, text.get_text().splitlines()))
+            text.set_text(fill(text.get_text(), max(8, int(longest * room / length))))
 
 
 def drawn_labels(axis: "Axis") -> "list[Text]":

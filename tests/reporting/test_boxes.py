@@ -46,6 +46,7 @@ def faults(figure: Figure) -> list[str]:
     """Name what is cut or lies on another."""
     with matplotlib.rc_context(SETTINGS):
         drawing = draw(figure)
+        drawing.draw_without_rendering()
     found = list(texts(drawing))
     assert found
     canvas = drawing.bbox.padded(PIXEL)

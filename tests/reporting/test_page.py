@@ -186,8 +186,11 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     with Browser() as browser:
         browser.open(page)
         named = "[...document.querySelectorAll('#chart-partition-seed0-0 .%stick')].map(tick => tick.textContent)"
-        assert HOSTILE in browser.run(named % "y")
-        assert browser.run(named % "x") == [HOSTILE, "<b>bold</b>"]
+        assert HOSTILE[:15] + "…" in browser.run(named % "y")
+        assert browser.run(named % "x") == [HOSTILE[:15] + "…", "<b>bold</b>"]
+        bars = "[...document.querySelectorAll('#chart-clients-0 .xtick')].map(tick => tick.textContent)"
+        assert browser.run(bars) == [HOSTILE[:15] + "…", "b", "c"]
+        assert browser.run("document.querySelector('#clients th.name').title") == HOSTILE
         assert browser.run("document.querySelectorAll('.legend button')[1].textContent") == HOSTILE
         assert browser.messages == []
         assert [request for request in browser.requests if request.startswith("http")] == []
@@ -216,6 +219,28 @@ def test_report_makes_the_page_and_the_figures(call: Call, tmp_path: Path) -> No
     names = {path.stem for path in Path("paper").iterdir()}
     assert names == {"curves-rounds", "curves-bytes", "curves-time", "clients", "gains", "partition-seed0"}
     assert len(list(Path("paper").iterdir())) == 18
+
+
+def test_columns_are_chosen_for_the_page_and_the_tables(call: Call, tmp_path: Path) -> None:
+    for method in ("local", "pgfed-ce"):
+        made_up(tmp_path / "compared" / "runs" / method, method, [[0.5, 0.6], [0.9, 0.8]])
+    said = done(call("report", "compared", "--tables", "paper/tables", "--columns", "bytes,accuracy, gain"))
+    assert said.endswith("table.txt, table.md, table.tex in paper/tables\n")
+    head = "| method | bytes in all | accuracy | gain over Local |"
+    lines = Path("paper/tables/table.md").read_text().splitlines()
+    assert lines[2] == head
+    assert lines[5].startswith("| PGFed-CE | 300 B | **85.00** |")
+    assert "Worst decile" not in lines[-1]
+    page = Path("report.html").read_text(encoding="utf-8")
+    results = page.partition('<section id="results">')[2].partition("</section>")[0]
+    assert re.findall(r'<th scope="col">([^<]*)</th>', results) == head.strip("| ").split(" | ")
+    assert "Worst decile" not in results
+    wrong = refusal(call, "report", "compared", "--columns", "accuracy,gian")
+    assert wrong.startswith("There is no column 'gian': did you mean 'gain', of metric, epsilon, ")
+    assert "known are accuracy, auc, " in refusal(call, "report", "compared", "--columns", "???")
+    assert "nothing to show in the columns epsilon" in refusal(call, "report", "compared", "--columns", "epsilon")
+    assert "takes names with commas" in refusal(call, "report", "compared", "--columns", " , ")
+    assert "is a file" in refusal(call, "report", "compared", "--tables", "report.html")
 
 
 def test_a_comparison_keeps_its_order_and_its_target(call: Call, tmp_path: Path) -> None:

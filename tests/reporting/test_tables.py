@@ -12,6 +12,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import FedtailorError
+from fedtailor.methods import CATALOGUE
 from fedtailor.reporting.tables import (
     Line,
     Summary,
@@ -382,6 +383,30 @@ class TestComparable:
 
 
 class TestFormats:
+    def test_methods_are_called_as_their_papers_call_them_and_records_keep_their_names(self, tmp_path: Path) -> None:
+        names = {"lg-fedavg": "LG-FedAvg", "per-fedavg": "Per-FedAvg", "pfedme": "pFedMe", "pfedmb": "pFedMB",
+                 "pgfedmo": "PGFedMo", "pgfed-ce": "PGFed-CE", "fedrod": "FedRoD", "a:Mine": "Mine"}  # fmt: skip
+        made = summarize([made_up(tmp_path / str(n), name, [[0.5]]) for n, name in enumerate(names)])
+        assert [line.label for line in made.lines] == list(names.values())
+        assert [line["title"] for line in made.plain()["lines"]] == list(names)
+        assert [row["method"] for row in csv.DictReader(io.StringIO(comma_separated(made)))] == list(names)
+        twins = [made_up(tmp_path / name[0], name, [[0.5]]) for name in ("b:Mine", "c:Mine")]
+        assert [line.label for line in summarize(twins).lines] == ["b:Mine", "c:Mine"]
+
+    def test_a_variant_has_a_title_of_its_own(self) -> None:
+        class Variant(CATALOGUE["pgfed-ce"]):  # type: ignore[misc]
+            pass
+
+        assert (Variant.title, Variant.name) == ("Variant", "pgfed-ce")
+
+    def test_chosen_columns_in_their_order(self, summary: Summary) -> None:
+        head, _, *rows = [line for line in markdown(summary, ["loss", "metric", "losing"]).splitlines() if "|" in line]
+        assert head == "| method | loss | accuracy | clients that lose |"
+        assert rows[2] == "| Ditto | 0.3333 ± 0.0000 | **72.50 ± 3.54** | 0.5 of 4 |"
+        assert plain_text(summary, ["accuracy"]) == plain_text(summary, ["metric", "auc"])  # no run has an AUC
+        with pytest.raises(FedtailorError, match="did you mean 'worst-decile'"):
+            latex(summary, ["worst_decile"])
+
     def test_text_has_all_columns_and_no_colours(self, summary: Summary) -> None:
         text = plain_text(summary)
         assert "\x1b" not in text
