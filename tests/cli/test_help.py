@@ -31,6 +31,7 @@ def test_every_option_is_whole_on_a_narrow_page(
     monkeypatch.setenv("COLUMNS", str(columns))
     page = done(call(*words, "--help"))
     assert max(map(len, page.splitlines())) <= columns
+    assert not re.search(r"-$", page, re.MULTILINE), "a name is broken at its hyphen"
     for param in _built(words[-1], MODULES[words]).params:
         if param.param_type_name == "option" and not param.hidden:
             for name in param.opts:
