@@ -23,8 +23,10 @@ def in_order() -> list[Piece]:
 
 
 def lines(text: str) -> list[str]:
-    """The lines of an answer without their numbers, which have other last bits on other processors."""
+    """The lines of an answer without their numbers, which have other last bits on other processors, and without the
+    lengths of rulers: a time may have a digit more."""
     masked = (re.sub(r"\s+", " ", re.sub(r"\d[\d.,]*", "0", line)).strip() for line in text.splitlines())
+    masked = (re.sub("─+", "─", line) for line in masked)
     return [line for line in masked if line]
 
 
