@@ -60,7 +60,7 @@ def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str, str]]]:
         if param.param_type_name == "argument":
             title, name, values = "Arguments", param.metavar or param.name.upper(), ""
         else:
-            title = param.rich_help_panel or "Options"
+            title = getattr(param, "rich_help_panel", None) or "Options"  # click's --help has none
             grouped |= title != "Options"
             if param.name == "help":
                 title = LAST if grouped else title

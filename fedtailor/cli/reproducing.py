@@ -19,6 +19,7 @@ from fedtailor.cli.display import (
     plain_table,
     progress_bars,
 )
+from fedtailor.cli.loudness import loudness
 from fedtailor.cli.options import Assignments, parse_assignments
 from fedtailor.cli.running import INTERRUPTED, check_assignment
 from fedtailor.errors import FedtailorError
@@ -154,7 +155,7 @@ def reproduce(
     changes |= {setting: value for setting, value in given.items() if value is not None}
     work = Reproduction(preset.of_rows(only) if only else preset, to, seeds, changes)
     try:
-        todo = _announce(work)
+        todo = work.todo() if loudness.quiet and not cost else _announce(work)
         if cost:
             return
         _perform(work, todo)

@@ -207,6 +207,7 @@ def test_with_quiet_there_are_results_alone(call: Call, command: str) -> None:
     assert answer.progress == ()
     assert answer.setup == ""
     assert answer.out != ""
+    assert "on this machine" not in answer.out  # what a reproduction will cost
 
 
 class TestSwitches:
