@@ -47,7 +47,7 @@ def faults(figure: Figure) -> list[str]:
     with matplotlib.rc_context(SETTINGS):
         drawing = draw(figure)
         drawing.draw_without_rendering()
-    found = list(texts(drawing))
+        found = list(texts(drawing))
     assert found
     canvas = drawing.bbox.padded(PIXEL)
     said = [f"{figure.name}: {text!r} is cut" for text, box in found
