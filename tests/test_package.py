@@ -111,7 +111,7 @@ def test_a_run_needs_no_extra_and_no_scikit_learn(data: list[str], tmp_path: Pat
     (tmp_path / "table.csv").write_text("\n".join(["site,age,ward,sick", *rows]))
     waits = "sys.modules['plotly'] = sys.modules['scipy'] = None\n"  # nor for those that only studies and reports need
     program = waits + "from fedtailor.cli import main\nmain()"
-    words = ["run", "fedavg", "--data", *data, "--rounds", "1", "--out", "here"]
+    words = ["run", "fedavg", "--data", *data, "--rounds", "1", "--out", "here", "--quiet"]
     assert "Recorded in here" in in_a_process_without_extras(program, *words, cwd=tmp_path)
 
 

@@ -12,7 +12,6 @@ from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment
 from fedtailor.cli.running import INTERRUPTED, check_assignment, word_settings
 from fedtailor.errors import FedtailorError, shown
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
-from fedtailor.reporting.column_names import HELP, read_columns
 
 if TYPE_CHECKING:
     from fedtailor.server.loop import Loop
@@ -68,7 +67,6 @@ def compare(
         ),
     ] = None,
     tuned: TunedFrom = None,
-    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP, show_default=False)] = None,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +84,8 @@ def compare(
     the gain over Local, the worst decile, rounds and bytes to a target, and
     says which methods differ from the best by more than chance, and then each
     client's result by name. DIR holds it as text, Markdown, LaTeX and CSV, with
-    all runs; `fedtailor show DIR` prints it again.
+    all runs; `fedtailor show DIR` prints it again, and `fedtailor report DIR
+    --tables` writes it with the columns of your choice.
 
     [bold]Examples[/]
       fedtailor compare local fedavg ditto pgfed --data digits --rounds 20
@@ -95,8 +94,6 @@ def compare(
       fedtailor compare fedavg ditto --privacy client --grid 'epsilon=inf|8|2'
       fedtailor compare fedavg ditto pgfed --tune 20 --data digits
       fedtailor compare fedavg ditto --settings tuned:digits
-
-    fedtailor compare local ditto --columns accuracy,gain,bytes
 
     A file has the settings of an experiment file, and:
       methods = \\["local", "ditto"]   seeds = \\[0, 1, 2]
@@ -114,7 +111,6 @@ def compare(
     from fedtailor.studies.comparison import Comparing, make_comparison
 
     work: Comparing | None = None
-    chosen = read_columns(columns)
     try:
         with working("setting up"):
             question = asked(what, settings, parse_assignments(assignments or []), tuned)
@@ -133,13 +129,13 @@ def compare(
             announce(lines)
         _perform(work, todo)
         summary = work.finish()
-        write_tables(summary, work.out, work.extra, chosen)
+        write_tables(summary, work.out, work.extra)
     except KeyboardInterrupt:
         begun = work is not None and (file := work.out / "comparison.toml").is_file()
         hint = f" Continue with: fedtailor compare {file} --out {file.parent}" if begun else ""
         err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-    out.print(rich_table(summary, out.width, chosen))
+    out.print(rich_table(summary, out.width))
     if len(summary.lines) <= MOST_LINES:
         out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
     files = "table.txt, .md, .tex, .csv, clients.csv, result.json, runs"

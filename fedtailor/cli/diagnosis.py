@@ -28,8 +28,7 @@ from fedtailor.errors import FedtailorError, brief
 from fedtailor.version import __version__
 
 PACKAGE = Path(fedtailor.__file__).parent
-MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}  # whose names do not follow from the package's
-FILES_ALONE = ("scikit-learn",)  # of which one file is read: it is not imported
+MODULES = {"pillow": "PIL"}  # whose names do not follow from the package's
 NOT_AT_RUN_TIME = ("dev", "docs")  # extras
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LITTLE = 10**9  # bytes of memory, or of a disk, with which one soon runs out
@@ -161,7 +160,7 @@ def _packages(problems: list[Problem]) -> Facts:
     needed, found = requirements(), Facts()
     with ThreadPoolExecutor(_cores()) as pool:
         elsewhere = {one.name: pool.submit(_import_error, one) for one in needed if one.extra and _version(one)}
-        errors = {one.name: _imported(one) for one in needed if not one.extra and one.name not in FILES_ALONE}
+        errors = {one.name: _imported(one) for one in needed if not one.extra}
         errors |= {name: error.result() for name, error in elsewhere.items()}
     for one in needed:
         version, error = _version(one), errors.get(one.name)

@@ -69,7 +69,7 @@ def marked(label: str, style: str, text: object) -> Text:
 
 @dataclass
 class _Told:
-    """What the lines of a task said last."""
+    """The last line of a task's progress."""
 
     title: str
     total: float

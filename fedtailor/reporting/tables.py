@@ -138,11 +138,9 @@ def write_readable(summary: Summary, directory: Path, chosen: Sequence[str] | No
     return list(paths)
 
 
-def write_tables(
-    summary: Summary, directory: Path, more: Plain | None = None, chosen: Sequence[str] | None = None
-) -> list[Path]:
+def write_tables(summary: Summary, directory: Path, more: Plain | None = None) -> list[Path]:
     """Write the tables for readers, and everything as table.csv, clients.csv and result.json."""
-    paths, clients = write_readable(summary, directory, chosen), client_table(summary)
+    paths, clients = write_readable(summary, directory), client_table(summary)
     write_atomically(directory / "table.csv", comma_separated(summary))
     write_atomically(directory / "clients.csv", clients_csv(clients))
     record = plain({**summary.plain(), "clients": clients.plain(), **(more or {})})
