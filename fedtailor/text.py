@@ -35,7 +35,7 @@ class SafeConsole(Console):
     """A console that shows every text as it is: no markup, no emoji codes, control characters written out."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
+        super().__init__(markup=False, emoji=False, force_jupyter=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

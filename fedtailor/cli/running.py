@@ -374,7 +374,8 @@ def _clients_table(result: "RunResult", directory: Path) -> Any:
     called = Counter(client for record in result.rounds for client in record.participants)
     columns = ["client", *(each.title for each in metrics), "train", "test", "rounds", "failed"]
     for name in columns if result.failures else columns[:-1]:
-        table.add_column(name, justify="right")
+        words = name.split()  # below each other: at 80 columns no word of a header is cut
+        table.add_column("\n".join(words), justify="right", min_width=max(map(len, words)))
     for client in shown:
         table.add_row(
             visible(result.names[client] + (" (hostile)" if client in result.hostile else "")),
@@ -407,8 +408,11 @@ def check_run(directory: Path) -> None:
 
 
 def _shown_metrics(result: "RunResult") -> list["Metric"]:
-    """List the metrics that some client has, the one that decides first."""
-    from fedtailor.metric import METRICS
+    """List the metrics that some client has, the one that decides first; the log loss alone where it is the loss."""
+    from fedtailor.metric import LOSS, METRICS
 
-    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in result.per_client.values())]
+    measured = result.per_client.values()
+    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in measured)]
+    if all(METRICS["log_loss"].of(metrics) == LOSS.of(metrics) for metrics in measured):
+        some.remove(LOSS)
     return list(dict.fromkeys([result.metric, *some]))

@@ -55,6 +55,11 @@ def federate(
     each client, none, or those of an earlier federation. None declares the facts of each client and leaves the cells as
     they are. What fewer than `rare` of a client's training samples have is not declared.
     """
+    if not isinstance(dataset, Dataset):
+        raise FedtailorError(
+            f"federate takes a data set that load_data returned, not a {type(dataset).__name__}: "
+            "lists and dictionaries of clients go into run(data=…) as they are."
+        )
     _check_options(test, validation, split, min_samples, max_train, pixels, seed, rare)
     units, first = dataset.units()
     strata = strata_of(dataset, units, first, stratify)

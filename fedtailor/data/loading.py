@@ -23,7 +23,7 @@ def catalogue() -> list[DataInfo]:
 
 
 def load(
-    name: str,
+    name: str | Path,
     data_dir: str | Path | None = None,
     *,
     image_size: int | None = None,
@@ -38,7 +38,7 @@ def load(
     `labelled=False`, data of the user's may come without labels: they then have no classes, and zeros for targets. With
     `regression`, the labels of a table are numbers. `knows` has the kinds of the columns of an earlier table.
     """
-    root = information.data_dir(data_dir)
+    root, name = information.data_dir(data_dir), str(name)
     base, _, variant = name.partition(":")
     own = None if base in DATA_SETS else _own_path(name, root)
     json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)

@@ -101,7 +101,8 @@ class Predictions:
 
 @isolated()
 def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
-    """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels.
+    """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels; or the
+    path of a file or the name of a data set, as on the command line; or a data set that `load_data` returned.
 
     A model that was trained on a table takes a pandas table or a dictionary with the same columns in any order, or an
     array with them in the trained order. `model` is the network, for those that a file alone cannot bring along (see
@@ -129,7 +130,11 @@ class Model:
         return x if takes_integers(self.module) else as_floats(x, dtype)
 
     def dataset(self, x: Any) -> Dataset:
-        """Make a data set of a Python object."""
+        """Make a data set of a Python object, or load the one that it names."""
+        if isinstance(x, Dataset):
+            return x
+        if isinstance(x, str | Path):
+            return self.load(str(x), None)
         table = self.about.table
         if table is None:
             several = isinstance(self.about.input_shape[0], tuple)

@@ -374,6 +374,14 @@ class TestShow:
         assert "Clients, the worst 3 of 3 first" in text
         assert "Not finished" not in text
 
+    def test_headers_are_whole_at_80_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        done(call("run", "fedavg", *SMALL, "--out", "here"))
+        monkeypatch.setattr(display.out, "width", 80)
+        clients = done(call("show", "here")).partition("Clients, the worst")[2]
+        words = ("client", "balanced", "accuracy", "AUC", "F1", "log", "loss", "train", "test", "rounds")
+        assert [word for word in words if not re.search(rf"\b{word}\b", clients)] == []
+        assert "…" not in clients
+
     def test_json_is_the_summary_with_every_client(self, call: Call) -> None:
         done(call("run", "fedavg", *SMALL, "--out", "here"))
         shown = json.loads(done(call("show", "here", "--json")))

@@ -265,3 +265,8 @@ def test_each_natural_client_is_dealt_to_several() -> None:
         federate(data, partition="natural+iid", clients=5)
     with pytest.raises(FedtailorError, match="did you mean 'dirichlet'"):
         federate(data, partition="natural+dirichle:1", clients=4)
+
+
+def test_what_is_no_data_set_is_refused() -> None:
+    with pytest.raises(FedtailorError, match=r"takes a data set that load_data returned, not a dict"):
+        federate({"a": (torch.zeros(4, 2), torch.zeros(4))})  # type: ignore[arg-type]

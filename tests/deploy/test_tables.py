@@ -46,6 +46,16 @@ def file(run: ft.RunResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
 NEW = patients(("south",), 40, seed=7)
 
 
+def test_a_path_and_a_loaded_data_set_are_taken_as_on_the_command_line(file: Path, tmp_path: Path) -> None:
+    wanted = ft.predict(file, columns(NEW, *RAW)).outputs
+    write(tmp_path / "new.csv", NEW)
+    loaded = load(tmp_path / "new.csv", label_column="diagnosis", client_column="hospital")
+    for given in (tmp_path / "new.csv", str(tmp_path / "new.csv"), loaded):
+        found = ft.predict(file, given)
+        assert torch.equal(found.outputs, wanted)
+        assert found.labels == [row["diagnosis"] for row in NEW]
+
+
 def test_the_order_of_columns_does_not_matter(file: Path) -> None:
     pandas = pytest.importorskip("pandas")
     wanted = ft.predict(file, columns(NEW, *RAW)).outputs
