@@ -5,9 +5,6 @@ holds Python that runs at its place and is not shown, and `<!-- not run: reason 
 """
 
 import re
-import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
@@ -16,51 +13,14 @@ import pytest
 
 from fedtailor.cli import COMMANDS, GROUPS, _built
 from tests.cli.calling import Call, call, done
+from tests.doc_pages import PIECE, ROOT, commands, pieces
 
 __all__ = ["call"]
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path.relative_to(ROOT) for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/methods/*.md")]
 )
 QUICK = ("data", "methods", "models", "presets", "settings")  # commands that are also run
-_PIECE = re.compile(
-    r"<!-- not run: (?P<reason>[^\n]+) -->|<!-- setup\n(?P<setup>.*?)-->|"
-    r"^```(?P<language>[a-z]*)\n(?P<block>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A block of code, and the line of the page that it begins in."""
-
-    language: str
-    code: str
-    line: int
-
-
-def pieces(text: str) -> Iterator[Piece]:
-    """All blocks of a page that are meant to run, and what is set up for them."""
-    left_out = False
-    for found in _PIECE.finditer(text):
-        line = text[: found.start()].count("\n") + 2
-        if found["reason"]:
-            left_out = True
-        elif found["setup"]:
-            yield Piece("python", found["setup"], line)
-        else:
-            if not left_out:
-                yield Piece(found["language"], found["block"], line)
-            left_out = False
-
-
-def commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The words of every `fedtailor …` line of a page's blocks of commands, without the comment behind it."""
-    for piece in pieces(text):
-        for number, line in enumerate(piece.code.splitlines()) if piece.language in ("", "console") else ():
-            if line.startswith("fedtailor "):
-                yield piece.line + number, shlex.split(line, comments=True)[1:]
 
 
 def of_pages(language: str) -> list[Path]:
@@ -141,7 +101,7 @@ def test_every_block_of_the_pages_is_found() -> None:
     for page in PAGES:
         text = (ROOT / page).read_text("utf-8")
         fences = len(re.findall(r"^```", text, re.MULTILINE))
-        assert fences == 2 * len([found for found in _PIECE.finditer(text) if found["block"] is not None]), page
+        assert fences == 2 * len([found for found in PIECE.finditer(text) if found["block"] is not None]), page
 
 
 @pytest.mark.parametrize("words", [["run", "ditto", "--romds", "3"], ["compare", "ditto", "--tune", "many"]])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from tests.cli.calling import Call, call
-from tests.test_docs import ROOT
+from tests.doc_pages import ROOT
 
 __all__ = ["call"]
 

@@ -8,7 +8,7 @@ import pytest
 from examples.hospitals.make_data import make
 from fedtailor.cli import display
 from tests.cli.calling import Call, call, done
-from tests.test_docs import ROOT, Piece, commands, pieces
+from tests.doc_pages import ROOT, Piece, commands, pieces
 
 __all__ = ["call"]
 

@@ -136,7 +136,7 @@ class TestCompare:
             '[grid]\nlr = [0.1, 0.01]\nlam = [0.5, 2.0]\n[evaluation]\naverage = "sample"\n'
         )
         text = done(call("compare", "grid.toml", "--engine", "in-process", "--epochs", 1, "--out", "here"))
-        for title in ("local, lr=0.1 ", "local, lr=0.01 ", "ditto, lam=0.5, lr=0.1 ", "ditto, lam=2, lr=0.01 "):
+        for title in ("Local, lr=0.1 ", "Local, lr=0.01 ", "Ditto, lam=0.5, lr=0.1 ", "Ditto, lam=2, lr=0.01 "):
             assert f" {title}" in text
         assert "mean over test samples" in " ".join(text.split())
         assert len(os.listdir("here/runs")) == 6
@@ -186,7 +186,7 @@ class TestCompare:
         answer = call("compare", "grid.toml", *SMALL, "--out", "here")
         assert answer.code == 1
         assert "Failed: fedavg, lr=1e+30, seed 0: FedAvg: no client could do its work" in answer.err
-        assert " fedavg " in answer.out
+        assert " FedAvg " in answer.out
         assert list(json.loads(Path("here/result.json").read_text())["failed"]) == ["fedavg, lr=1e+30, seed 0"]
 
 

@@ -42,7 +42,8 @@ def test_a_metric_of_the_users_own(own: Call) -> None:
     sys.modules.pop("tests_metric")
     Path("it-ran").unlink()
     shown = done(own("show", "run"))
-    clients = [float(line.split()[1]) for line in shown.partition("Clients, the worst")[2].splitlines()[4:8]]
+    rows = shown.partition("Clients, the worst")[2].rpartition("───")[2].split("\n")[1:5]
+    clients = [float(line.split()[1]) for line in rows]
     assert len(clients) == 4
     assert clients == sorted(clients, reverse=True)  # the worst first
     assert "Missed of fedavg, seed 1" in done(own("watch", "run"))
