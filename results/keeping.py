@@ -18,6 +18,7 @@ from fedtailor.server.records import ClientsRecord
 from fedtailor.studies.runner import done
 
 MOST = 50_000  # bytes of a method's diagnostics; of larger ones those of the last round are kept alone
+TOO_MUCH = 500_000  # bytes of diagnostics of one round, which are not kept: matrices of many clients
 QUESTION, SUMMARY = "comparison.toml", "result.json"
 SETTINGS = Path(__file__).parents[1] / "fedtailor" / "settings"
 SHIPPED = {  # tunings whose settings come with fedtailor, with the words for their data
@@ -56,7 +57,7 @@ def keep(result: RunResult, run: Path, kept: Path) -> None:
     observed = sorted((run / "observed").glob("round-*.safetensors"))
     if sum(path.stat().st_size for path in observed) > MOST:
         observed = [run / "observed" / f"round-{result.observations.rounds()[-1]}.safetensors"]
-    for path in observed:
+    for path in observed if all(path.stat().st_size < TOO_MUCH for path in observed) else ():
         (kept / "observed").mkdir(exist_ok=True)
         shutil.copyfile(path, kept / "observed" / path.name)
 

@@ -39,6 +39,10 @@ def test_of_large_diagnostics_the_last_are_kept(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("results.keeping.MOST", 100)
     list(keep_runs(tmp_path / "all", tmp_path / "kept"))
     assert ft.load(tmp_path / "kept" / "run").observations.rounds() == [3]
+    monkeypatch.setattr("results.keeping.TOO_MUCH", 100)
+    list(keep_runs(tmp_path / "all", tmp_path / "none"))
+    assert not (tmp_path / "none" / "run" / "observed").exists()
+    assert ft.load(tmp_path / "none" / "run").value == ft.load(tmp_path / "kept" / "run").value
 
 
 def test_clients_are_kept_in_rounds_that_count_alone(tmp_path: Path) -> None:
