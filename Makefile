@@ -5,7 +5,7 @@ SUPPORTED := 3.11 3.12 3.13
 # Those of them that are here. pyenv's have to be chosen: PYENV_VERSION=3.12.1:3.13.0 make test-python
 FOUND = $(strip $(foreach version,$(SUPPORTED),$(shell python$(version) -c 'print("$(version)")' 2>/dev/null)))
 
-.PHONY: setup run quick test test-python test-sites test-cluster fuzz bench notebooks package docs screenshots results hospitals format clean
+.PHONY: setup run quick test test-python test-long test-sites test-cluster fuzz bench notebooks package docs screenshots results hospitals format clean
 
 setup: .venv/ready
 
@@ -23,20 +23,23 @@ quick: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not slow and not sites"
+	$(BIN)/pytest -n 2 -m "not slow and not long and not sites"
 
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not sites"
+	$(BIN)/pytest -n 2 -m "not long and not sites"
 
 test-python:
 	@echo "Python $(or $(FOUND),from 3.11 to 3.13 is not here)"
 	@$(MAKE) $(or $(FOUND:%=test-python-%),nothing-to-test)
 
 test-python-%: .venv-%/ready
-	.venv-$*/bin/pytest -n 2 -m "not slow and not sites"
+	.venv-$*/bin/pytest -n 2 -m "not slow and not long and not sites"
+
+test-long: setup
+	$(BIN)/pytest -n 2 -m long
 
 test-sites: setup
 	$(BIN)/pytest -m sites

@@ -44,6 +44,7 @@ def complaint(below: float, allowed: float, said: float | None) -> str:
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", ["classes:2", "dirichlet:0.3"])
 def test_defaults_are_no_worse_than_doing_without(partition: str) -> None:
     methods = all_methods()

@@ -22,6 +22,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 from fedtailor.transport.ray_parcels import pack, pack_sites, unpack, unpack_sites
 
 
+@pytest.mark.long
 def test_on_a_cluster_of_two_nodes() -> None:
     if reason := why_not():
         pytest.skip(reason)
