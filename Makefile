@@ -11,7 +11,7 @@ setup: .venv/ready
 
 .venv/ready $(SUPPORTED:%=.venv-%/ready): requirements.lock pyproject.toml
 	$(patsubst .venv-%,python%,$(@D:.venv=$(PYTHON))) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --requirement requirements.lock
+	$(@D)/bin/pip install --quiet --no-compile --requirement requirements.lock
 	$(@D)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
