@@ -170,7 +170,7 @@ def _bar_names(mark: Bars) -> Spec:
 
 
 def _aliases(names: Sequence[str]) -> Spec:
-    """What is written in place of names that are too long for an axis."""
+    """Shorten names that are too long for an axis."""
     short = zip(names, short_names(names), strict=True)
     aliases = {_text(name): _text(cut) for name, cut in short if name != cut}
     return {"labelalias": aliases} if aliases else {}

@@ -133,7 +133,7 @@ class Network:
         )
 
     def reach(self, letter: float) -> float:
-        """How far the names reach from the centre to both sides, if a letter is so wide."""
+        """Measure the reach of the names from the centre to both sides, for letters of this width."""
         return 1.2 + letter * max((min(len(name), NODE_NAME) for name in self.nodes), default=0)
 
     def path(self, start: int, end: int, points: int = 40) -> Array:
