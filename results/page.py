@@ -10,7 +10,15 @@ from typing import Any
 
 from fedtailor.cli.reproducing import sections
 from fedtailor.presets import find_preset, presets
-from fedtailor.studies.outcome import further_tables, has_last, last_text, ours_text, paper_text, shortened
+from fedtailor.studies.outcome import (
+    further_tables,
+    has_last,
+    last_text,
+    majority_text,
+    ours_text,
+    paper_text,
+    shortened,
+)
 from fedtailor.studies.reproduction import Reproduction
 
 HERE = Path(__file__).parent
@@ -82,8 +90,8 @@ def paper_table(study: Study) -> Iterator[str]:
     for table in further_tables(outcome):
         yield f"\n{table.title}:\n"
         yield from _table(table.head, table.rows)
-    if outcome["not_in_paper"]:
-        yield f"\n{outcome['not_in_paper']}"
+    if said := " ".join(text for text in (outcome["not_in_paper"], majority_text(outcome)) if text):
+        yield f"\n{said}"
     if outcome["claim"]:
         yield f"\nThe paper: {outcome['claim']}"
     yield f"\n    {command(study)}\n"

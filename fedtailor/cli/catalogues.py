@@ -1,5 +1,6 @@
 """`fedtailor methods`, `settings`, `models` and `data`."""
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -296,6 +297,9 @@ def _list_data(directory: str | None, json: bool) -> None:
 
 def _show_partition(federated: "FederatedData") -> None:
     """Print each client's samples by class, and shades that are darker where it has more of them."""
+    from fedtailor.server.record import describe
+    from fedtailor.studies.measures import majority_counts
+
     splits = ("train", "validation", "test")
     counts, sizes = federated.counts(), [federated.counts(split).sum(1).tolist() for split in splits]
     pieces = min(counts.shape[1], MOST_SHADES)
@@ -317,3 +321,6 @@ def _show_partition(federated: "FederatedData") -> None:
     out.print(
         "Samples: training + validation + test. Shading: one shade per class, darker for more samples.", highlight=False
     )
+    if shares := [right / n for right, n in majority_counts(describe(federated)) or () if n]:
+        mean = f"{100 * fmean(shares):.1f} % of its test samples, mean over clients"
+        out.print(f"A client's most frequent training class is right for {mean}.", highlight=False)

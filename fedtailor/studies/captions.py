@@ -1,12 +1,14 @@
 """The words below a table: the evaluation protocol, who was not measured, how lines were chosen and tested."""
 
 from collections.abc import Collection, Iterable, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedtailor.errors import listed
+from fedtailor.metric import ACCURACY
 from fedtailor.server.records import failures_in_words, joined_in_words
 from fedtailor.settings import tuned_in_words
-from fedtailor.studies.measures import LEVEL, paired
+from fedtailor.studies.measures import LEVEL, majority_baseline, paired
 
 if TYPE_CHECKING:
     from fedtailor.studies.summary import Line, Summary
@@ -18,6 +20,8 @@ def sentences(summary: "Summary", shown: Collection[str] | None = None) -> Itera
     protocols = [line.results[0].experiment.evaluation for line in lines]
     tuned = protocols[0].fine_tune if len({protocol.fine_tune for protocol in protocols}) == 1 else 0
     yield protocols[0].model_copy(update={"fine_tune": tuned}).in_words(summary.metric)
+    if (baseline := _majority(summary)) is not None:
+        yield f"Predicting each client's most frequent training class: {100 * baseline:.1f} %."
     yield from hostile_in_words(lines)
     if known := lines[0].results[0].known_for:
         yield known
@@ -73,6 +77,15 @@ def about_columns(summary: "Summary", shown: Collection[str] | None = None) -> I
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     if _has(shown, "vs-best"):
         yield from _about_the_test(summary)
+
+
+def _majority(summary: "Summary") -> float | None:
+    """Average the accuracy of the most frequent class over the seeds; None if the table's metric is another one."""
+    if summary.metric != ACCURACY:
+        return None
+    of_seeds = {result.experiment.seed: result for line in summary.lines for result in line.results}
+    found = [majority_baseline(result) for result in of_seeds.values()]
+    return None if None in found else fmean(share for share in found if share is not None)
 
 
 def _has(shown: Collection[str] | None, *names: str) -> bool:

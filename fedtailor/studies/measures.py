@@ -1,12 +1,13 @@
 """Statistics of finished runs for tables and reports, beside the metrics that a run records itself."""
 
 from collections.abc import Mapping, Sequence
+from operator import truediv
 from statistics import fmean
 
 from fedtailor.metric import Metric
 from fedtailor.result import RunResult
 from fedtailor.server.evaluation import averages
-from fedtailor.server.records import Averages
+from fedtailor.server.records import Averages, Plain, counted_classes
 
 Values = dict[int, float]  # by client
 LEVEL = 0.05  # a corrected p-value below it is a significant difference
@@ -40,6 +41,30 @@ def paired(one: Sequence[RunResult], other: Sequence[RunResult]) -> tuple[Values
                 pairs.setdefault(client, []).append((value, values[client]))
     first = {client: fmean(a for a, _ in both) for client, both in pairs.items()}
     return first, {client: fmean(b for _, b in both) for client, both in pairs.items()}
+
+
+def majority_counts(partition: Plain) -> list[tuple[int, int]] | None:
+    """Count each client's test samples of its most frequent training class, and all its test samples. None without
+    classes, with several labels a sample, or if the sites do not tell their classes."""
+    train, test = partition["train"], partition["test"]
+    if not counted_classes(partition) or [sum(row) for row in train] != partition["n_train"]:
+        return None
+    return [(tested[trained.index(max(trained))], sum(tested)) for trained, tested in zip(train, test, strict=True)]
+
+
+def majority_baseline(result: RunResult) -> float | None:
+    """Compute the accuracy of predicting each client's most frequent training class, whatever the sample: over the
+    clients and rounds that count, averaged as the result is. None if it is not known."""
+    counts = majority_counts(result.partition)
+    if counts is None:
+        return None
+    found, by_samples = [], result.experiment.evaluation.average == "sample"
+    for results in result.counted:
+        tested = [counts[c] for c in results if c not in result.hostile and counts[c][1]]
+        if tested:
+            right, n_samples = zip(*tested, strict=True)
+            found.append(sum(right) / sum(n_samples) if by_samples else fmean(map(truediv, right, n_samples)))
+    return fmean(found) if found else None
 
 
 def samples_per_second(result: RunResult) -> float | None:

@@ -79,8 +79,17 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 def remarks(outcome: Plain) -> list[str]:
     """List all that is said below the tables."""
-    said = [outcome["not_in_paper"], *outcome["notes"], f"The paper: {outcome['claim']}" if outcome["claim"] else ""]
+    said = [majority_text(outcome), outcome["not_in_paper"], *outcome["notes"]]
+    said += [f"The paper: {outcome['claim']}"] if outcome["claim"] else []
     return [text for text in said if text]
+
+
+def majority_text(outcome: Plain) -> str:
+    """Say which accuracy needs no training; "" where that is not known."""
+    found: dict[str, float] = outcome["majority"]
+    several = len(outcome["rows"][0]["cells"]) > 1
+    numbers = "; ".join(f"{column}: {share:.2f}" if several else f"{share:.2f}" for column, share in found.items())
+    return f"Predicting each client's most frequent training class, in %: {numbers}." if found else ""
 
 
 def further_tables(outcome: Plain) -> list[Table]:

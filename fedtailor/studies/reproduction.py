@@ -26,7 +26,7 @@ from fedtailor.site.site import Site
 from fedtailor.studies.branches import alpha_over_rounds, shared_branches
 from fedtailor.studies.explicit import Steps, keep_steps, kept_steps
 from fedtailor.studies.fine_tuning import fine_tuning_curve
-from fedtailor.studies.measures import individual_gains, samples_per_second
+from fedtailor.studies.measures import individual_gains, majority_baseline, samples_per_second
 from fedtailor.studies.outcome import add_histogram, add_speedups, markdown
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.transport import cores
@@ -181,6 +181,17 @@ class Reproduction:
             prepared, theta = self._prepared.prepare(experiment), result.server_state["theta"]
             return keep_steps(file, prepared, theta, row.name == "explicit", _workers(experiment))
 
+    def _majority(self) -> dict[str, float]:
+        """Compute for each column of a table of accuracies, in %, that of the clients' most frequent classes."""
+        found: dict[str, dict[int, float]] = {}
+        for row, column in self.cells() if self.preset.measure == "accuracy" and not self.preset.domains else ():
+            for seed in range(self.seeds):
+                known = found.setdefault(column, {})
+                result = None if seed in known else self._done(self.experiment(row, column, seed))
+                if result is not None and (share := majority_baseline(result)) is not None:
+                    known[seed] = 100 * share
+        return {column: fmean(shares.values()) for column, shares in found.items() if shares}
+
     def _details(self, row: Row) -> Plain:
         """Collect what a figure shows of a row beside its number: a curve, the clients' gains, α over rounds."""
         if row.missing:
@@ -234,6 +245,7 @@ class Reproduction:
             "claim": self.preset.claim,
             "notes": list(self.preset.notes),
             "not_in_paper": self.preset.not_in_paper,
+            "majority": self._majority(),
             "rows": rows,
         }
         if self.preset.measure == "rounds":

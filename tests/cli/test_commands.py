@@ -511,6 +511,14 @@ class TestPartitions:
             assert counts == [client, *table[:, client].sum(1).tolist(), *table[:, client].sum(0).tolist()]
             assert {"░", "▒", "▓", "█"} & set(line)
 
+    def test_what_the_most_frequent_classes_give(self, call: Call) -> None:
+        words = ("data", "digits", "--clients", 4, "--partition", "dirichlet:0.3")
+        partition = json.loads(done(call(*words, "--json")))
+        train, test = np.array(partition["train"]), np.array(partition["test"])
+        mean = np.mean([tested[trained.argmax()] / tested.sum() for trained, tested in zip(train, test, strict=True)])
+        said = f"A client's most frequent training class is right for {100 * mean:.1f} % of its test samples"
+        assert said in done(call(*words))
+
     def test_it_is_the_partition_of_a_run(self, call: Call) -> None:
         words = ("--clients", 3, "--partition", "quantity:0.5", "--seed", 2)
         partition = json.loads(done(call("data", "digits", *words, "--json")))
