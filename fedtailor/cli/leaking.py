@@ -1,7 +1,7 @@
 """`fedtailor leak`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.experiment import make_experiment
 
 if TYPE_CHECKING:
+    from fedtailor.leakage.inversion import Inversion
     from fedtailor.leakage.outcome import Leakage
     from fedtailor.leakage.study import Study
 
@@ -27,7 +28,7 @@ def leak(
     ],
     settings: dict[str, Any],
     inversion: Annotated[
-        Any,
+        str,
         typer.Option(
             metavar="dlg|idlg|cosine|analytic",
             rich_help_panel="Attack",
@@ -100,7 +101,7 @@ def leak(
 
     if any(word.endswith(".toml") for word in methods):
         raise FedtailorError("Give methods, not a file: their settings are options here.")
-    attack = Attack(inversion, iterations, restarts, tv)
+    attack = Attack(cast("Inversion", inversion), iterations, restarts, tv)  # which refuses any other name
     question = Question(attack, samples, victims, round, unroll)
     wanted = asked(methods, settings, parse_assignments(assignments or []))
     parameters = wanted.pop("parameters", {})
