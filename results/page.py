@@ -78,7 +78,9 @@ def not_run() -> Iterator[str]:
 def paper_table(study: Study) -> Iterator[str]:
     """Write the table of a preset: ours, the last round, the paper's and the difference, for each column."""
     outcome = reproduction(study).outcome()
-    yield f"### {outcome['title']}\n"
+    title, colon, what = outcome["title"].partition(":")
+    variant = f" ({study['variant']})" if "variant" in study else ""
+    yield f"### {title}{variant}{colon}{what}\n"
     yield f"`{study['preset']}`. {outcome['paper']}. {how_short(study, outcome)}\n"
     columns, last = [cell["column"] for cell in outcome["rows"][0]["cells"]], has_last(outcome)
     head = ["row"]
