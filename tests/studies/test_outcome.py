@@ -28,7 +28,7 @@ from tests.studies.parts import SMALL, work
 def outcome_of(rows: list[Plain], **more: Any) -> Plain:
     """An outcome of these rows, as `Reproduction.outcome` makes it."""
     about: Plain = {"preset": "own/table", "title": "A table", "paper": "We", "measure": "accuracy", "rounds": 3,
-                    "full_rounds": 3, "seeds": 1, "changed": {}, "claim": "", "notes": [],
+                    "full_rounds": 3, "seeds": 1, "changed": {}, "claim": "", "notes": [], "majority": {},
                     "not_in_paper": ""}  # fmt: skip
     return {**about, "rows": rows, **more}
 
