@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedtailor.methods import all_methods
+from docs.make_methods_page import page_of
+from fedtailor.methods import CATALOGUE, all_methods
 from fedtailor.settings import shipped
 from fedtailor.text import human_bytes
 
@@ -20,6 +21,7 @@ FEDERATIONS = {
     "flights": "a table (New York's flights of 2013: is one late?), 16 airlines with 20 to 200 training samples each",
 }
 OPTIONS = {"choose": "choose", "every": "evaluate-every"}  # of the command line, for settings of the evaluation
+AGAIN = ("digits", "flights")  # the federations whose column was run on another processor, too
 LEAST = 0.9  # share of Local's accuracy that a method must reach with its defaults, or its page says why not
 Line = dict[str, Any]
 
@@ -54,7 +56,7 @@ def lines(kind: str, federation: str) -> dict[str, Line]:
 
 def leaderboard() -> str:
     """Write the whole page."""
-    return "\n".join([*_tuned(), *_costs(), *_defaults()]) + "\n"
+    return "\n".join([*_tuned(), *_fine_tuned(), *_costs(), *_defaults(), *_rounding()]) + "\n"
 
 
 def _tuned() -> Iterator[str]:
@@ -67,11 +69,31 @@ def _tuned() -> Iterator[str]:
     yield from _head(["method", *FEDERATIONS, "mean rank"])
     for method in sorted(ranks, key=lambda method: ranks[method]):
         cells = [_accuracy(of.get(method)) for of in found.values()]
-        yield _row([f"[`{method}`](methods.md)", *cells, f"{ranks[method]:.1f}"])
+        yield _row([f"[`{method}`]({page_of(CATALOGUE[method])})", *cells, f"{ranks[method]:.1f}"])
     yield "\nThe command behind a cell of each column:\n"
     yield from (f"    {command(name)}" for name in FEDERATIONS)
     yield "\nand behind a whole column:\n"
     yield "    fedtailor compare results/federations/FEDERATION.toml --settings tuned:FEDERATION --seeds 0,1\n"
+
+
+def _fine_tuned() -> Iterator[str]:
+    yield "## FedAvg, fine-tuned\n"
+    yield "The baseline that a personalized method has to beat: FedAvg's model with 5 epochs of fine-tuning at each"
+    yield "client before it is evaluated. Its settings are those above, which were tuned without that. It has no rank"
+    yield "and no test of significance.\n"
+    yield from _head(["", *FEDERATIONS])
+    found = {name: lines("leaderboard", name) for name in FEDERATIONS}
+    best = [next(method for method, line in of.items() if line["best"]) for of in found.values()]
+    yield _row(["`local`", *(_number(of["local"]) for of in found.values())])
+    yield _row(["`fedavg`", *(_number(of["fedavg"]) for of in found.values())])
+    yield _row(["`fedavg`, fine-tuned", *(_number(fine_tuned(name)) for name in FEDERATIONS)])
+    yield _row(["the best above", *(f"{_number(of[m])} (`{m}`)" for m, of in zip(best, found.values(), strict=True))])
+    yield "\n    fedtailor compare fedavg --grid 'fine_tune=0|5' --settings tuned:FEDERATION … (as above)\n"
+
+
+def fine_tuned(federation: str) -> Line:
+    """Return the line of FedAvg with fine-tuning."""
+    return next(line for line in result("fine-tuned", federation)["lines"] if line["settings"]["fine_tune"])
 
 
 def command(federation: str) -> str:
@@ -98,8 +120,12 @@ def _mean_rank(method: str, found: dict[str, dict[str, Line]]) -> float:
 def _accuracy(line: Line | None) -> str:
     if line is None or line["value"] is None:
         return "failed"
-    text = f"{100 * line['value']:.2f} ± {100 * (line['value_std'] or 0):.2f}"
+    text = _number(line)
     return f"**{text}**" if line["best"] else f"{text} ≈" if line["like_best"] else text
+
+
+def _number(line: Line) -> str:
+    return f"{100 * line['value']:.2f} ± {100 * (line['value_std'] or 0):.2f}"
 
 
 def _costs() -> Iterator[str]:
@@ -130,6 +156,24 @@ def _defaults() -> Iterator[str]:
     for method in all_methods():
         yield _row([f"`{method}`", *(_share(of.get(method), of["local"]) for of in found.values())])
     yield "\n    fedtailor compare results/federations/FEDERATION.toml"
+
+
+def _rounding() -> Iterator[str]:
+    yield "\n## On another processor\n"
+    yield "Two columns once more, with the same code, versions and seeds on a processor of another kind. It rounds"
+    yield "differently, and training amplifies that: so many points are between the two numbers of a method. A smaller"
+    yield "difference between methods says nothing.\n"
+    yield from _head(["federation", "mean", "largest"])
+    for name in AGAIN:
+        moved = differences(name)
+        most = max(moved, key=lambda method: moved[method])
+        yield _row([name, f"{fmean(moved.values()):.2f}", f"{moved[most]:.2f} (`{most}`)"])
+
+
+def differences(federation: str) -> dict[str, float]:
+    """Return how many points are between the two runs of a column, by method."""
+    first, again = lines("leaderboard", federation), lines("again", federation)
+    return {method: 100 * abs(line["value"] - again[method]["value"]) for method, line in first.items()}
 
 
 def _share(line: Line | None, local: Line) -> str:

@@ -34,8 +34,10 @@ INTRODUCTION = """\
 <!-- Written by `python -m results`: change results/studies.toml or the records, not this page. -->
 
 Our numbers beside the papers'. Every number of ours is read from the records in [`results/`](../results) (runs without
-their checkpoints) by `python -m results`; nothing here is typed. The command below a table does its runs again, to the
-same bits; `--only ROW` does one row. They were run on 2 cores of a machine that did other work too.
+their checkpoints) by `python -m results`; nothing here is typed. The command below a table does its runs again;
+`--only ROW` does one row. It gives the same bits on the same kind of processor. Another one rounds differently, which
+[training amplifies](leaderboard.md#on-another-processor). Runs were made on 2 cores that did other work too, and not
+all on the same processor.
 
 **The papers' tables take days on such a machine, so most are shortened**, and each says how: fewer rounds than the
 paper's, one seed where it has three, some of its rows. A shortened number cannot be compared with the paper's as it

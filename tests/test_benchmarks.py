@@ -11,6 +11,7 @@ from benchmarks import costs, floor, memory
 from benchmarks.measuring import Goal, Seconds
 
 
+@pytest.mark.long
 def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the costs, which have their own test below."""
     monkeypatch.setattr("sys.argv", ["benchmarks", "floor", "scale", "memory", "start-up", "--tiny", "--repeat", "1"])

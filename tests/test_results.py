@@ -9,7 +9,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.methods import all_methods
 from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
-from results.leaderboard import FEDERATIONS, LEAST, below, leaderboard, lines
+from results.leaderboard import AGAIN, FEDERATIONS, LEAST, below, differences, fine_tuned, leaderboard, lines
 from results.page import FAR, difference, page, reproduction, studies
 from tests.methods.pages import page_of
 
@@ -108,6 +108,11 @@ def test_far_numbers_are_explained() -> None:
             assert study.get("remarks"), f"{study['preset']} is more than {FAR} points from the paper: say why"
 
 
+def test_every_cell_has_a_record_and_every_record_a_cell() -> None:
+    shown = {path for study in studies() if "preset" in study for path in reproduction(study).experiments()}
+    assert shown == set((ROOT / "results" / "papers").glob("*/*"))
+
+
 @pytest.mark.parametrize("federation", FEDERATIONS)
 def test_no_default_is_absurd(federation: str) -> None:
     """With its defaults a method ends at 0.9 of Local's accuracy at least, or its page says why, with the share."""
@@ -117,6 +122,23 @@ def test_no_default_is_absurd(federation: str) -> None:
         found = re.search(rf"\*\*Below {LEAST} of Local\*\*.*?(\d\.\d\d) on `{federation}`", text)
         assert found, f"{method} has {share:.2f} of Local's accuracy on {federation}: its page must say why"
         assert abs(float(found[1]) - share) < 0.006
+
+
+@pytest.mark.parametrize("federation", FEDERATIONS)
+def test_the_fine_tuned_baseline_is_of_the_leaderboards_clients_and_rounds(federation: str) -> None:
+    plain, tuned = lines("leaderboard", federation)["fedavg"], fine_tuned(federation)
+    assert tuned["settings"]["fine_tune"] == 5
+    for same in ("method", "seeds", "bytes", "passes", "metric"):
+        assert tuned[same] == plain[same], same
+
+
+@pytest.mark.parametrize("federation", AGAIN)
+def test_a_column_was_run_again_with_all_methods(federation: str) -> None:
+    moved = differences(federation)
+    assert set(moved) == set(all_methods())
+    assert any(moved.values())  # the record is not a copy of the first
+    for method, line in lines("again", federation).items():
+        assert line["bytes"] == lines("leaderboard", federation)[method]["bytes"], method
 
 
 def test_records_are_small_and_name_no_places() -> None:

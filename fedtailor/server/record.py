@@ -354,9 +354,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def versions() -> dict[str, str]:
-    """The versions of all that a run's numbers may depend on."""
+    """The versions of all that a run's numbers may depend on, and the kind of processor: it decides about rounding."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"fedtailor": __version__, "torch": str(torch.__version__), "numpy": np.__version__, "python": python}
+    packages = {"fedtailor": __version__, "torch": str(torch.__version__), "numpy": np.__version__, "python": python}
+    return {**packages, "processor": torch.backends.cpu.get_cpu_capability()}
 
 
 def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:

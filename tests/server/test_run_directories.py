@@ -450,12 +450,12 @@ def test_a_run_that_is_made_longer_has_no_result_until_its_end(run: Path) -> Non
 def test_the_versions_that_made_a_run_are_recorded_and_another_one_is_said(half: Path) -> None:
     about = json.loads((half / "about.json").read_text())
     assert about["versions"] == versions()
-    assert set(about["versions"]) == {"fedtailor", "torch", "numpy", "python"}
+    assert set(about["versions"]) == {"fedtailor", "torch", "numpy", "python", "processor"}
     assert about["format"] == FORMAT
-    rewrite(half / "about.json", versions={**versions(), "fedtailor": "0.0.9"})
-    with pytest.warns(
-        UserWarning, match=rf"made with fedtailor 0\.0\.9, not {versions()['fedtailor']}: its numbers may"
-    ):
+    rewrite(half / "about.json", versions={**versions(), "fedtailor": "0.0.9", "processor": "VSX"})
+    here = versions()
+    said = rf"made with fedtailor 0\.0\.9, not {here['fedtailor']} and with processor VSX, not {here['processor']}: its"
+    with pytest.warns(UserWarning, match=said):
         check_whole(ft.resume(half))
 
 

@@ -137,7 +137,7 @@ def gone(processes: set[int]) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_stopped_from_outside_is_resumable_and_leaves_no_orphans(how: signal.Signals, tmp_path: Path) -> None:
-    rounds = 60
+    rounds = 30
     process = start(tmp_path / "stopped", rounds)
     wait_for_round(tmp_path / "stopped", process, 5)
     workers = children(process.pid)
