@@ -159,6 +159,7 @@ def reproduce(
         if cost:
             return
         _perform(work, todo)
+        _compute_curves(work)
         outcome = work.outcome()
     except KeyboardInterrupt:
         err.print(f"Interrupted. Continue with the same command: fedtailor reproduce {name} …", soft_wrap=True)
@@ -222,6 +223,16 @@ def _perform(work: "Reproduction", todo: dict[Path, Any]) -> None:
             work.run(path, experiment, bar.round, bar.start)
             if overall is not None:
                 bars.advance(overall)
+
+
+def _compute_curves(work: "Reproduction") -> None:
+    """Compute what a figure shows beside its runs' numbers, which are then found in files."""
+    if rows := work.curves():
+        with progress_bars() as bars:
+            task = bars.add_task("curves", total=len(rows), status="", unit="row")
+            for row in rows:
+                work.details(row)
+                bars.advance(task)
 
 
 def _difference(experiment: Any) -> str:

@@ -25,7 +25,8 @@ from fedtailor.preparing import Prepared
 from fedtailor.server.records import Record
 from fedtailor.site.site import Site
 
-STEPS, RATE, MU = 6, 0.05, 1.0
+STEPS, MU = 6, 1.0
+RATE = 0.001  # with it plain steps gain about what the paper's do
 SAMPLES = 50  # of every other client, drawn anew for each step
 
 _work: tuple[Prepared, Tensor, bool]  # of a worker process

@@ -192,19 +192,26 @@ class Reproduction:
                     known[seed] = 100 * share
         return {column: fmean(shares.values()) for column, shares in found.items() if shares}
 
-    def _details(self, row: Row) -> Plain:
+    def curves(self) -> list[Row]:
+        """List the rows whose curve is computed after the runs: PGFed's Figures 2 and 4, minutes of work."""
+        return [row for row in self.preset.rows if not row.missing and self._has_curve(row)]
+
+    def _has_curve(self, row: Row) -> bool:
+        evaluation = self.preset.experiment(row, next(iter(self.preset.columns))).evaluation
+        return self.preset.measure == "explicit" or (evaluation.clients == "new" and evaluation.fine_tune > 0)
+
+    def details(self, row: Row) -> Plain:
         """Collect what a figure shows of a row beside its number: a curve, the clients' gains, α over rounds."""
         if row.missing:
             return {}
         column = next(iter(self.preset.columns))
         wanted = [self.experiment(row, column, seed) for seed in range(self.seeds)]
         runs = [(experiment, result) for experiment in wanted if (result := self._done(experiment)) is not None]
-        evaluation = wanted[0].evaluation
         if self.preset.measure == "explicit":
             steps = [self._steps(row, *run) for run in runs]
             gains = [100 * gain for found in steps for gain in found.gains]
             return {"curve": _mean_curve([found.accuracy for found in steps]), "gains": gains}
-        if evaluation.clients == "new" and evaluation.fine_tune:
+        if self._has_curve(row):
             kept = [fine_tuning_curve(path / "fine-tuning.json", run) for _, run in runs if (path := run.path)]
             return {"curve": _mean_curve(kept)}
         if self.preset.measure == "pairs" and runs:
@@ -232,7 +239,7 @@ class Reproduction:
                     cell["last"] = last[0] if last else None
                 cells.append(cell)
             about = {"row": row.name, "title": row.title, "missing": row.missing, "in_paper": not row.added}
-            rows.append({**about, "cells": cells, **self._details(row)})
+            rows.append({**about, "cells": cells, **self.details(row)})
         outcome = {
             "preset": self.preset.name,
             "title": self.preset.title,

@@ -235,6 +235,14 @@ def test_explicit_steps_follow_the_others_risks() -> None:
         assert torch.allclose(last, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("preset", "rows"), [
+    ("pgfed/figure2", ["implicit", "explicit"]), ("pgfed/table1-cifar10-25", []), ("pflego/figure2", []),
+    ("pgfed/figure4-cifar10", ["local", "fedavg", "per-fedavg", "pgfed", "pgfedmo"]),
+])  # fmt: skip
+def test_rows_whose_curves_are_computed_after_the_runs(preset: str, rows: list[str], tmp_path: Path) -> None:
+    assert [row.name for row in Reproduction(find_preset(preset), tmp_path).curves()] == rows
+
+
 def test_figure_two_measures_both_gains(tmp_path: Path) -> None:
     preset = find_preset("pgfed/figure2")
     settings = {**SMALL, "clients": 5, "evaluation": {"choose": "last"}}
