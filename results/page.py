@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 PAPERS, COMPARISONS, STUDIES = HERE / "papers", HERE / "comparisons", HERE / "studies.toml"
 POINTS = ("accuracy", "gain")  # measures of which a difference from the paper's is in points
 FAR = 2.0  # points from which a difference is marked and must have a remark
-SYMBOLS = {"mu": "μ", "quantile": "p"}
+SYMBOLS = {"mu": "μ", "quantile": "p", "alpha_lr": "η_α"}
 Study = dict[str, Any]
 
 INTRODUCTION = """\
