@@ -88,8 +88,9 @@ def paper_table(study: Study) -> Iterator[str]:
     head = ["row"]
     for column in columns:
         of = f"{column}, " if len(columns) > 1 else ""
-        head += [f"{of}ours", *([f"{of}last round"] if last else []), f"{of}paper"]
-        head += ["difference"] if outcome["measure"] in POINTS else []
+        head += [f"{of}ours", *([f"{of}last round"] if last else [])]
+        head += [f"{of}paper"] if has_numbers(outcome) else []
+        head += ["difference"] if has_differences(outcome) else []
     yield from _table(head, [list(_cells(row, outcome)) for row in outcome["rows"]])
     for table in further_tables(outcome):
         yield f"\n{table.title}:\n"
@@ -136,9 +137,20 @@ def _cells(row: dict[str, Any], outcome: dict[str, Any]) -> Iterator[str]:
         yield ours_text(outcome, row, cell)
         if has_last(outcome):
             yield last_text(cell)
-        yield paper_text(cell)
-        if outcome["measure"] in POINTS:
+        if has_numbers(outcome):
+            yield paper_text(cell)
+        if has_differences(outcome):
             yield difference(cell)
+
+
+def has_numbers(outcome: dict[str, Any]) -> bool:
+    """Find out whether the paper prints any number; of many figures it does not."""
+    return any(cell["paper"] for row in outcome["rows"] for cell in row["cells"])
+
+
+def has_differences(outcome: dict[str, Any]) -> bool:
+    """Find out whether numbers can be compared with the paper's, in points."""
+    return has_numbers(outcome) and outcome["measure"] in POINTS
 
 
 def difference(cell: dict[str, Any]) -> str:
