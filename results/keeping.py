@@ -1,4 +1,4 @@
-"""Keep the records of finished runs, without what is large: checkpoints, and clients in rounds that do not count.
+"""Keep the records of finished runs, without what is large or empty: checkpoints, clients in rounds that do not count.
 
 What is left is a run directory still: `fedtailor show` and `fedtailor reproduce --out` read it. It cannot be resumed.
 Of a comparison, its question and its summary are kept, with each client's result, and of its runs nothing: there are
@@ -7,14 +7,14 @@ hundreds.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedtailor.files import seal, unseal
 from fedtailor.result import RunResult
 from fedtailor.server.evaluation import LAST
 from fedtailor.server.record import RunDirectory
-from fedtailor.server.records import ClientsRecord
+from fedtailor.server.records import ClientsRecord, Plain
 from fedtailor.studies.runner import done
 
 MOST = 50_000  # bytes of a method's diagnostics; of larger ones those of the last round are kept alone
@@ -27,7 +27,7 @@ SHIPPED = {  # tunings whose settings come with fedtailor, with the words for th
     "fashion-dirichlet": "Fashion-MNIST, at most 100 training samples a client, half of the clients in a round",
     "flights": "a table (New York's flights of 2013: is one late?), at most 200 training samples an airline",
 }
-COPIED = ("about.json", "experiment.toml", "network.json", "partition.json", "rounds.jsonl", "result.json")
+COPIED = ("about.json", "experiment.toml", "network.json", "partition.json", "result.json")
 
 
 def keep_runs(source: Path, to: Path) -> Iterator[Path]:
@@ -47,19 +47,33 @@ def keep(result: RunResult, run: Path, kept: Path) -> None:
     for extra in sorted(run.glob("*.json")):  # what a study found beside the run, like Figure 2's gains
         if extra.name not in COPIED:
             shutil.copyfile(extra, kept / extra.name)
-    counted, checksum = rounds_that_count(result), ""
-    with (kept / "clients.jsonl").open("wb") as file:
-        for record in RunDirectory(run).clients():
-            kept_record = record if record.round in counted else ClientsRecord(round=record.round)
-            line = seal(kept_record.plain(), checksum)
-            checksum = unseal(line, checksum)
-            file.write(line)
+    counted, directory = rounds_that_count(result), RunDirectory(run)
+    write_lines(kept / "rounds.jsonl", (defined(record.plain()) for record in directory.rounds()))
+    clients = (
+        record if record.round in counted else ClientsRecord(round=record.round) for record in directory.clients()
+    )
+    write_lines(kept / "clients.jsonl", (record.plain() for record in clients))
     observed = sorted((run / "observed").glob("round-*.safetensors"))
     if sum(path.stat().st_size for path in observed) > MOST:
         observed = [run / "observed" / f"round-{result.observations.rounds()[-1]}.safetensors"]
     for path in observed if all(path.stat().st_size < TOO_MUCH for path in observed) else ():
         (kept / "observed").mkdir(exist_ok=True)
         shutil.copyfile(path, kept / "observed" / path.name)
+
+
+def defined(record: Plain) -> Plain:
+    """Leave out what has no value. A record without `std` would be taken for an older version's."""
+    return {name: value for name, value in record.items() if value is not None or name == "std"}
+
+
+def write_lines(path: Path, records: Iterable[Plain]) -> None:
+    """Write sealed lines."""
+    checksum = ""
+    with path.open("wb") as file:
+        for record in records:
+            line = seal(record, checksum)
+            checksum = unseal(line, checksum)
+            file.write(line)
 
 
 def rounds_that_count(result: RunResult) -> set[int]:

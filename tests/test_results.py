@@ -28,6 +28,7 @@ def test_kept_records_give_the_same_result(tmp_path: Path) -> None:
     kept = ft.load(tmp_path / "kept" / "paper" / "run")
     assert kept.value == result.value
     assert kept.rounds == result.rounds
+    assert b"null" not in (tmp_path / "kept" / "paper" / "run" / "rounds.jsonl").read_bytes()
     assert kept.counted == result.counted
     assert kept.observations.rounds() == [1, 2, 3]
     assert set(kept.observed(3)) == set(result.observed(3))
