@@ -22,6 +22,7 @@ FEDERATIONS = {
 }
 OPTIONS = {"choose": "choose", "every": "evaluate-every"}  # of the command line, for settings of the evaluation
 AGAIN = ("digits", "flights")  # the federations whose column was run on another processor, too
+COLUMN = "fedtailor compare results/federations/FEDERATION.toml --settings tuned:FEDERATION --seeds 0,1"
 LEAST = 0.9  # share of Local's accuracy that a method must reach with its defaults, or its page says why not
 Line = dict[str, Any]
 
@@ -73,7 +74,7 @@ def _tuned() -> Iterator[str]:
     yield "\nThe command behind a cell of each column:\n"
     yield from (f"    {command(name)}" for name in FEDERATIONS)
     yield "\nand behind a whole column:\n"
-    yield "    fedtailor compare results/federations/FEDERATION.toml --settings tuned:FEDERATION --seeds 0,1\n"
+    yield f"    {COLUMN}\n"
 
 
 def _fine_tuned() -> Iterator[str]:
@@ -88,7 +89,9 @@ def _fine_tuned() -> Iterator[str]:
     yield _row(["`fedavg`", *(_number(of["fedavg"]) for of in found.values())])
     yield _row(["`fedavg`, fine-tuned", *(_number(fine_tuned(name)) for name in FEDERATIONS)])
     yield _row(["the best above", *(f"{_number(of[m])} (`{m}`)" for m, of in zip(best, found.values(), strict=True))])
-    yield "\n    fedtailor compare fedavg --grid 'fine_tune=0|5' --settings tuned:FEDERATION … (as above)\n"
+    yield ""
+    yield from (f"    {command(name, 'fedavg')} --grid 'fine_tune=0|5'" for name in FEDERATIONS)
+    yield ""
 
 
 def fine_tuned(federation: str) -> Line:
@@ -96,11 +99,11 @@ def fine_tuned(federation: str) -> Line:
     return next(line for line in result("fine-tuned", federation)["lines"] if line["settings"]["fine_tune"])
 
 
-def command(federation: str) -> str:
+def command(federation: str, method: str = "METHOD") -> str:
     """Write the command of one cell."""
     asked = tomllib.loads((HERE / "federations" / f"{federation}.toml").read_text(encoding="utf-8"))
     options = {**asked, **{OPTIONS[name]: value for name, value in asked["evaluation"].items()}}
-    words = ["fedtailor", "compare", "METHOD", "--settings", f"tuned:{federation}", "--seeds", "0,1"]
+    words = ["fedtailor", "compare", method, "--settings", f"tuned:{federation}", "--seeds", "0,1"]
     for name, value in options.items():
         if name not in ("methods", "seeds", "evaluation"):
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -168,6 +171,7 @@ def _rounding() -> Iterator[str]:
         moved = differences(name)
         most = max(moved, key=lambda method: moved[method])
         yield _row([name, f"{fmean(moved.values()):.2f}", f"{moved[most]:.2f} (`{most}`)"])
+    yield f"\n    {COLUMN}"
 
 
 def differences(federation: str) -> dict[str, float]:
