@@ -45,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
 ENGINES: dict[str, dict[str, Any]] = {
     "in-process": {"engine": "in-process"},
     "processes": {"engine": "processes", "workers": 2},
+    "sites-in-memory": {"engine": "sites-in-memory"},
+    "ray": {"engine": "ray", "workers": 2},  # in the case `plain` alone: each run starts a cluster
 }
 
 
@@ -74,7 +76,8 @@ def runs() -> Iterator[tuple[str, str, str]]:
     for method in all_methods():
         for case in CASES:
             for engine in ENGINES:
-                yield method, case, engine
+                if engine != "ray" or case == "plain":
+                    yield method, case, engine
 
 
 def record(directory: Path) -> None:
