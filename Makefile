@@ -45,7 +45,7 @@ test-sites: setup
 	$(BIN)/pytest -m sites
 
 test-cluster: setup
-	$(BIN)/python -m tests.transport.namespace tests/transport/cluster/short.py tests/transport/cluster/long.py
+	$(BIN)/python -m tests.engines.namespace tests/engines/cluster/short.py tests/engines/cluster/long.py
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed 0 --seconds 600

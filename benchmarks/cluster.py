@@ -18,10 +18,11 @@ from functools import partial
 import torch
 
 from benchmarks.measuring import Seconds, best_of, table, timed
-from fedtailor.local.isolation import isolated
+from fedtailor.engines.ray_session import connected
+from fedtailor.engines.transports import make_transport
 from fedtailor.messages import Declaration, Reply, Request, State, Train
-from fedtailor.transport import Transport, make_transport
-from fedtailor.transport.ray_session import connected
+from fedtailor.messages.transport import Transport
+from fedtailor.training.isolation import isolated
 
 SIZES = (15_010, 600_010, 4_500_010)  # parameters of a network
 

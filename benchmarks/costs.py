@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import Goal, Seconds, best_of, profiled, table, timed
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import make_experiment
-from fedtailor.local.layout import Layout
+from fedtailor.messages.store import Store
 from fedtailor.method import Message, Server
 from fedtailor.methods import all_methods, find_method
-from fedtailor.preparing import Objects, prepare
-from fedtailor.server.aggregation import Aggregator
-from fedtailor.simulation import Simulation
-from fedtailor.store import Store
+from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.training.layout import Layout
 
 SHAPE, CLASSES, CNN = (3, 32, 32), 10, 878_538  # the shape of CIFAR-10, and the FedAvg CNN's parameters there
 KEPT = {"fedacs": "w", "fedamp": "w", "fedfomo": "theta"}  # what these servers keep of every client

@@ -25,10 +25,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measuring import CORES, Goal, best_of, images, table, timed
 from fedtailor.data import FederatedData
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import make_experiment
-from fedtailor.local.inputs import Inputs
-from fedtailor.preparing import Objects, prepare
-from fedtailor.simulation import Simulation
+from fedtailor.training.inputs import Inputs
 
 Samples = list[tuple[Tensor, Tensor]]  # of each client
 

@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import Goal, images, memory, start, table
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import make_experiment
 from fedtailor.messages import Train
-from fedtailor.preparing import Objects, prepare
-from fedtailor.simulation import Simulation
 
 PEAK_GOAL = 1.1  # times
 EQUAL, UNEQUAL = "iid", "dirichlet:0.3"

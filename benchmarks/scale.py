@@ -35,14 +35,14 @@ import torch
 
 from benchmarks.measuring import CORES, Goal, Seconds, images, memory, profiled, start, table, timed
 from fedtailor.data import Dataset
+from fedtailor.engines.preparation import Objects, Prepared, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment, make_experiment
-from fedtailor.local.descent import descend
-from fedtailor.local.metrics import outputs
 from fedtailor.messages import copied
-from fedtailor.preparing import Objects, Prepared, prepare
-from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Simulation
+from fedtailor.server.run_directory import RunDirectory
+from fedtailor.training.descent import descend
+from fedtailor.training.predictions import outputs
 
 GROWTH_GOAL, MEMORY_GOAL, OVERHEAD_GOAL = 1.2, 2.0, 5.0  # times, GiB, per cent
 EVERY = Experiment.model_fields["checkpoint_every"].default  # rounds from checkpoint to checkpoint
@@ -225,8 +225,8 @@ def passes_watched() -> Iterator[Callable[[], Seconds]]:
         return timed_function
 
     with (
-        patch("fedtailor.local.client.descend", watched(descend)),
-        patch("fedtailor.site.site.outputs", watched(outputs)),
+        patch("fedtailor.training.client.descend", watched(descend)),
+        patch("fedtailor.client.site.outputs", watched(outputs)),
     ):
         yield lambda: Seconds(spent[0], spent[1])
 

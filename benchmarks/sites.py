@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtailor.runs import load
-from tests.federation.loopback import Deployed, impossible
+from fedtailor.engines.runs import load
+from tests.sites.loopback import Deployed, impossible
 
 ROUNDS = 40
 MODEL = "mlp:116,116"

@@ -10,12 +10,12 @@ in process with one client and one local step; the start is `fedtailor run` with
 
 import argparse
 import contextlib
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -72,10 +72,9 @@ def of_a_round(method: str) -> Walk:
     walk, plain = Walk(), Loop.round
 
     def followed(loop: Loop, number: int, *rest: Any) -> Any:
-        work = lambda: plain(loop, number, *rest)  # noqa: E731
-        return walk.during(work) if number == 2 else work()
+        return walk.during(partial(plain, loop, number, *rest)) if number == 2 else plain(loop, number, *rest)
 
-    Loop.round = followed  # type: ignore[method-assign]
+    Loop.round = followed  # type: ignore[assignment,method-assign]
     try:
         fedtailor.run(method, **ROUND)  # type: ignore[arg-type]
     finally:
@@ -95,12 +94,11 @@ def of_the_start() -> Walk:
         sys.setprofile(None)
         raise _RoundOne
 
-    Loop.round = reached  # type: ignore[method-assign]
+    Loop.round = reached  # type: ignore[assignment,method-assign]
     try:
-        with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
-            with contextlib.suppress(_RoundOne, SystemExit):
-                sys.argv = ["fedtailor", *START, "--out", str(Path(out) / "run")]
-                walk.during(main)
+        with tempfile.TemporaryDirectory() as out, contextlib.suppress(_RoundOne):
+            sys.argv = ["fedtailor", *START, "--quiet", "--out", str(Path(out) / "run")]
+            walk.during(main)
     finally:
         sys.argv = argv
         Loop.round = plain  # type: ignore[method-assign]
@@ -122,6 +120,9 @@ if __name__ == "__main__":
     if asked.print:
         _print(of_the_start() if asked.print == "start" else of_a_round(asked.print))
     else:
-        for title, walk in [*((f"one {m} round", of_a_round(m)) for m in ("pgfed", "fedavg")), ("start", of_the_start())]:
+        for title, walk in [
+            *((f"one {m} round", of_a_round(m)) for m in ("pgfed", "fedavg")),
+            ("start", of_the_start()),
+        ]:
             functions, files, changes = walk.numbers()
             print(f"{title:18} {functions:4} functions {files:4} files {changes:4} changes of room")

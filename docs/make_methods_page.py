@@ -20,10 +20,11 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor.client.site import Site
 from fedtailor.messages import Reply, Request, State, Train
-from fedtailor.method import Method, describe_uploads
+from fedtailor.method import Method
 from fedtailor.methods import all_methods
-from fedtailor.site.site import Site
+from fedtailor.server.setup import describe_uploads
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "methods.md"

@@ -8,8 +8,9 @@ With `--check` nothing is written, and the exit code is 1 if the table is not cu
 import sys
 from pathlib import Path
 
-from fedtailor.method import Method, describe_uploads
+from fedtailor.method import Method
 from fedtailor.methods import all_methods
+from fedtailor.server.setup import describe_uploads
 
 PAGE = Path(__file__).parent / "threat-model.md"
 BEGIN, END = "<!-- Written by docs/make_threat_table.py -->\n", "<!-- end -->\n"

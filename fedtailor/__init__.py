@@ -6,7 +6,7 @@ Everything public is here; what a module has beside it may change.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.version import __version__
+from fedtailor._common.version import __version__
 
 __all__ = [
     "Client",
@@ -44,36 +44,36 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fedtailor.api import advise, compare, report, reproduce, tune
+    from fedtailor._common.errors import FedtailorError
+    from fedtailor.attacks.leak import leak
     from fedtailor.data import Dataset, federate, lazy
     from fedtailor.data import load as load_data
-    from fedtailor.deploy.adapting import adapt
-    from fedtailor.deploy.exporting import export
-    from fedtailor.deploy.model_file import load_model
-    from fedtailor.deploy.predicting import predict
-    from fedtailor.errors import FedtailorError
+    from fedtailor.engines.result import RunResult
+    from fedtailor.engines.runs import load, resume, run
     from fedtailor.experiment import Evaluation, Experiment
-    from fedtailor.leakage.asking import leak
-    from fedtailor.local.network import Network
     from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total
-    from fedtailor.result import RunResult
-    from fedtailor.runs import load, resume, run
+    from fedtailor.model_files.adaptation import adapt
+    from fedtailor.model_files.exports import export
+    from fedtailor.model_files.format import load_model
+    from fedtailor.model_files.prediction import predict
+    from fedtailor.reporting.functions import advise, compare, report, reproduce, tune
     from fedtailor.server.loop import ClientFailure, ClientNote
+    from fedtailor.training.network import Network
 
 _HOMES = {
-    "api": ("advise", "compare", "report", "reproduce", "tune"),
+    "reporting.functions": ("advise", "compare", "report", "reproduce", "tune"),
     "data": ("Dataset", "federate", "lazy"),
-    "deploy.adapting": ("adapt",),
-    "deploy.exporting": ("export",),
-    "deploy.model_file": ("load_model",),
-    "deploy.predicting": ("predict",),
-    "errors": ("FedtailorError",),
+    "model_files.adaptation": ("adapt",),
+    "model_files.exports": ("export",),
+    "model_files.format": ("load_model",),
+    "model_files.prediction": ("predict",),
+    "_common.errors": ("FedtailorError",),
     "experiment": ("Evaluation", "Experiment"),
-    "leakage.asking": ("leak",),
-    "local.network": ("Network",),
+    "attacks.leak": ("leak",),
+    "training.network": ("Network",),
     "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
-    "result": ("RunResult",),
-    "runs": ("load", "resume", "run"),
+    "engines.result": ("RunResult",),
+    "engines.runs": ("load", "resume", "run"),
     "server.loop": ("ClientFailure", "ClientNote"),
 }
 

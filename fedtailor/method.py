@@ -14,14 +14,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, explained, warn
-from fedtailor.local.client import Client
-from fedtailor.local.descent import Batch
-from fedtailor.local.layout import Layout
-from fedtailor.local.optimizer import ServerOptimizer, server_step
+from fedtailor._common.errors import FedtailorError, explained, warn
 from fedtailor.messages import Message, State
-from fedtailor.privacy import Privacy
-from fedtailor.store import Store
+from fedtailor.messages.store import Store
+from fedtailor.training.client import Client
+from fedtailor.training.descent import Batch
+from fedtailor.training.layout import Layout
+from fedtailor.training.optimizer import ServerOptimizer, server_step
 
 # What a method refuses that takes (x − y) / `client.path_length()` for the mean gradient of a descent from x to y.
 PATH_OF_SGD = {
@@ -331,6 +330,14 @@ class Method(BaseModel):
         """The uploads of which the server sees the mean alone."""
         return [name for name, how in self.uploads.items() if isinstance(how, Mean)]
 
+    def changes(self, message: Message, upload: Message) -> State:
+        """Compute how the uploads that are means differ from what the client was sent: together one vector."""
+        found: State = {}
+        for name in self.means:
+            sent = self.sent(message, name, upload[name])
+            found[name] = upload[name] if sent is None else upload[name] - sent
+        return found
+
     @property
     def shares_model(self) -> bool:
         """True if all clients predict with the broadcast `theta`."""
@@ -346,25 +353,6 @@ class Method(BaseModel):
     def recorded(self) -> set[str]:
         """The uploads for the record alone: in a private run they stay at the client."""
         return {name for name, how in self.uploads.items() if isinstance(how, Each) and how.record}
-
-
-def describe_uploads(method: Method, privacy: Privacy | None = None) -> dict[str, str]:
-    """Say of each upload what the server sees of it. In a private run nothing is uploaded for the record alone."""
-    seen = {}
-    for name, how in method.uploads.items():
-        if privacy is not None and name in method.recorded:
-            continue
-        if privacy is not None and privacy.level == "client":
-            seen[name] = "clipped, with noise, then the mean" if privacy.by == "clients" else "clipped mean with noise"
-        elif isinstance(how, Each):
-            seen[name] = "each client's own"
-        elif how.weights in ("samples", "equal"):
-            seen[name] = "mean by samples" if how.weights == "samples" else "plain mean"
-        else:
-            seen |= {name: f"mean by {how.weights}", how.weights: "sum"}
-    if privacy is not None and privacy.level == "sample":
-        seen = {name: f"{what}, of noisy gradients" for name, what in seen.items()}
-    return seen
 
 
 def expected_upload(method: Method, server: Server, client: int) -> State:

@@ -16,18 +16,18 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import load as load_data
-from fedtailor.errors import FedtailorError
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.result import RunResult
+from fedtailor.engines.runs import load, resume, run
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import SETTING_NAMES, Experiment
-from fedtailor.local.isolation import isolated
 from fedtailor.messages import NEVER, Message, Reply, Request, State, Train, copied, message_bytes
 from fedtailor.method import Method, check_upload
-from fedtailor.preparing import Objects, prepare
-from fedtailor.result import RunResult
-from fedtailor.runs import load, resume, run
 from fedtailor.server.loop import ClientFailure
 from fedtailor.server.records import ClientsRecord, RoundRecord
-from fedtailor.simulation import Simulation
+from fedtailor.training.isolation import isolated
 
 __all__ = ["CHECKS", "check_method", "parametrize_with_checks"]
 

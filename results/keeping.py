@@ -10,17 +10,17 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedtailor.files import seal, unseal
-from fedtailor.result import RunResult
+from fedtailor._common.files import seal, unseal
+from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import LAST
-from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import ClientsRecord, Plain
+from fedtailor.server.run_directory import RunDirectory
 from fedtailor.studies.runner import done
 
 MOST = 50_000  # bytes of a method's diagnostics; of larger ones those of the last round are kept alone
 TOO_MUCH = 500_000  # bytes of diagnostics of one round, which are not kept: matrices of many clients
 QUESTION, SUMMARY = "comparison.toml", "result.json"
-SETTINGS = Path(__file__).parents[1] / "fedtailor" / "settings"
+SETTINGS = Path(__file__).parents[1] / "fedtailor" / "experiment" / "tuned"
 SHIPPED = {  # tunings whose settings come with fedtailor, with the words for their data
     "digits": "digits (8×8)",
     "fashion-classes": "Fashion-MNIST, at most 100 training samples a client, half of the clients in a round",

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from docs.make_methods_page import page_of
+from fedtailor._common.text import human_bytes
+from fedtailor.experiment.tuned import shipped
 from fedtailor.methods import CATALOGUE, all_methods
-from fedtailor.settings import shipped
-from fedtailor.text import human_bytes
 
 HERE = Path(__file__).parent
 FEDERATIONS = {

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtailor.cli.reproducing import sections
-from fedtailor.presets import find_preset, presets
+from fedtailor.cli.reproduce import sections
 from fedtailor.studies.outcome import (
     further_tables,
     has_last,
@@ -19,6 +18,7 @@ from fedtailor.studies.outcome import (
     paper_text,
     shortened,
 )
+from fedtailor.studies.presets import find_preset, presets
 from fedtailor.studies.reproduction import Reproduction
 
 HERE = Path(__file__).parent

@@ -12,15 +12,15 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor._common.files import seal, unseal
+from fedtailor._common.toml import write_toml
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import deciding_settings, make_experiment
-from fedtailor.files import seal, unseal
 from fedtailor.messages import Metrics
 from fedtailor.method import Uploads
 from fedtailor.models import CATALOGUE
-from fedtailor.preparing import Objects, prepare
 from fedtailor.server.records import ClientsRecord, RoundRecord
-from fedtailor.simulation import Simulation
-from fedtailor.toml import write_toml
 
 
 class Quadratic(nn.Module):

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fedtailor import files
+from fedtailor._common import files
 
 
 class _Half:

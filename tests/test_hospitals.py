@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 import fedtailor as ft
 from examples.hospitals.make_data import COLUMNS, HOSPITALS, LABEL, LATER, NEW, draw, log_odds, make, probability
-from fedtailor.federation.coordinator import Coordinator
-from fedtailor.federation.local_site import LocalSite
-from fedtailor.federation.plan import read_plan
-from fedtailor.federation.site_file import read_site
-from fedtailor.transport.channel import InMemory
+from fedtailor.engines.channel import InMemory
+from fedtailor.sites.coordinator import Coordinator
+from fedtailor.sites.local_site import LocalSite
+from fedtailor.sites.plan import read_plan
+from fedtailor.sites.site_file import read_site
 from tests.cli.calling import Call, call
-from tests.federation.loopback import impossible
+from tests.sites.loopback import impossible
 
 __all__ = ["call"]
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.attack import Attack, Kind
-from fedtailor.errors import FedtailorError
-from fedtailor.federation.plan import Plan
-from fedtailor.hostile import Tampering, little_z
+from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.hostile import Tampering, little_z
+from fedtailor.engines.simulation import Simulation
+from fedtailor.experiment.attack import Attack, Kind
 from fedtailor.messages import NEVER, Declaration, Reply, Request, State, Train
+from fedtailor.messages.store import Store
 from fedtailor.methods import CATALOGUE
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.server.checkpoint import read_manifest
-from fedtailor.server.record import RunDirectory
-from fedtailor.simulation import Simulation
-from fedtailor.store import Store
+from fedtailor.server.run_directory import RunDirectory
+from fedtailor.sites.plan import Plan
 from tests.helpers import assert_same, digits, final, make_simulation, numbers
 from tests.killing import killed_while_writing
 
@@ -357,8 +357,8 @@ def test_labels_of_its_own_are_flipped_among_them() -> None:
 
 
 def test_runs_that_share_data_do_not_share_the_poison(tmp_path: Path) -> None:
+    from fedtailor.engines.runs import run_prepared
     from fedtailor.experiment import make_experiment
-    from fedtailor.runs import run_prepared
     from fedtailor.studies.runner import PreparedRuns
 
     runs, settings = PreparedRuns(), {"clients": 10, "rounds": 1, "epochs": 1, "engine": "in-process"}
@@ -430,7 +430,7 @@ def test_clients_that_join_are_honest_and_change_nobody(tmp_path: Path) -> None:
 
 def test_where_clients_are_apart_a_changed_upload_comes_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the checks of a letter are made of it, too."""
-    from fedtailor import simulation
+    from fedtailor.engines import simulation
 
     read: list[int] = []
 

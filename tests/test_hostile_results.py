@@ -13,13 +13,13 @@ from scipy import stats
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.display import results_table
-from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.reporting.figures import clients as clients_figure
 from fedtailor.reporting.figures import partitions
 from fedtailor.reporting.marks import Bars, styles
-from fedtailor.studies.clients import client_table
+from fedtailor.studies.client_results import client_table
 from fedtailor.studies.measures import client_values, individual_gains, until
 from fedtailor.studies.summary import summarize
 from tests.cli.calling import Call, call, done

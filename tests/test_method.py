@@ -10,11 +10,12 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor import method
-from fedtailor.local.layout import Layout
-from fedtailor.local.optimizer import server_step
-from fedtailor.method import Server, Total, Uploads, check_upload, describe_uploads, room
+from fedtailor.messages.store import Store
+from fedtailor.method import Server, Total, Uploads, check_upload, room
 from fedtailor.methods import CATALOGUE
-from fedtailor.store import Store
+from fedtailor.server.setup import describe_uploads
+from fedtailor.training.layout import Layout
+from fedtailor.training.optimizer import server_step
 
 LAYOUT = Layout(4, slice(0, 4), slice(4, 4))
 

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from fedtailor.errors import FedtailorError
-from fedtailor.local.metrics import measure
+from fedtailor._common.errors import FedtailorError
 from fedtailor.messages import Metrics
-from fedtailor.metric import ACCURACY, DEFINED, METRICS, Metric, find_metric, own_metric
 from fedtailor.server.records import About, Averages
+from fedtailor.training.metrics import ACCURACY, DEFINED, METRICS, Metric, find_metric, own_metric
+from fedtailor.training.predictions import measure
 
 RMSE = METRICS["rmse"]
 

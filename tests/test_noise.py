@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.local.noise import Noise
-from fedtailor.local.streams import torch_stream
+from fedtailor.privacy.noise import Noise
+from fedtailor.training.streams import torch_stream
 
 SOURCES: dict[str, Callable[[], Noise]] = {
     "stream": lambda: Noise(torch_stream(3, "privacy", 1, 2)),

@@ -90,7 +90,9 @@ def test_a_tuning_is_kept_as_its_trials(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_settings_are_those_of_the_kept_tuning(name: str) -> None:
     chosen = (ROOT / "results" / "tunings" / name / "tuned.toml").read_text(encoding="utf-8")
-    assert (ROOT / "fedtailor" / "settings" / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[2] == chosen
+    assert (ROOT / "fedtailor" / "experiment" / "tuned" / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[
+        2
+    ] == chosen
 
 
 @pytest.mark.parametrize(("ours", "paper", "text"), [

@@ -11,7 +11,7 @@ from fedtailor.cli.options import parse_assignments
 from fedtailor.experiment import experiment_hash, make_experiment
 from fedtailor.methods import find_method
 from fedtailor.methods.pflego import PFLEGO
-from fedtailor.schedule import factor_at, value_at
+from fedtailor.training.schedule import factor_at, value_at
 from tests.methods.problems import SMALL
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.toml import parse_toml, write_toml
 from fedtailor.cli.options import parse_assignments
-from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, make_experiment, read_experiment
 from fedtailor.studies.comparison import make_comparison
-from fedtailor.toml import parse_toml, write_toml
 
 HUGE = 10**5_000  # Python writes no number of so many digits
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment import make_experiment
+from fedtailor.experiment.tuned import find_settings, names, shipped, tuned_in_words
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.methods.ditto import Ditto
-from fedtailor.settings import find_settings, names, shipped, tuned_in_words
 from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.ranges import search_ranges
 

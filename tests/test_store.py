@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor.files import write_atomically
+from fedtailor._common.files import write_atomically
 from fedtailor.messages import NEVER, State, frame, unframe
-from fedtailor.store import Store
+from fedtailor.messages.store import Store
 from tests.helpers import assert_same
 from tests.killing import killed_while_writing
 

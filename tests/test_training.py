@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
+from fedtailor._common.toml import parse_toml, write_toml
+from fedtailor.client.site import Site
+from fedtailor.client.terms import balanced
+from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import make_experiment
-from fedtailor.local.chain import chain_of
-from fedtailor.local.isolation import isolated
 from fedtailor.methods import CATALOGUE, find_method
-from fedtailor.preparing import Objects, Prepared, prepare
-from fedtailor.site.site import Site
 from fedtailor.studies.comparison import make_comparison
-from fedtailor.toml import parse_toml, write_toml
-from fedtailor.training import balanced
+from fedtailor.training.chain import chain_of
+from fedtailor.training.isolation import isolated
 from tests.helpers import digits, final, make_simulation, numbers
 
 SMALL: dict[str, Any] = {

@@ -17,10 +17,10 @@ from pydantic import PrivateAttr
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.messages import Reply
 from fedtailor.method import Uploads
-from fedtailor.server.aggregation import Aggregator
+from fedtailor.server.aggregation.mean import Aggregator
 from fedtailor.server.loop import Loop
 from tests.spy import find, reachable
 

@@ -15,8 +15,8 @@ import venv
 from pathlib import Path
 from zipfile import ZipFile
 
+from fedtailor._common.version import __version__
 from fedtailor.cli import COMMANDS
-from fedtailor.version import __version__
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"

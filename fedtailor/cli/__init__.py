@@ -10,51 +10,51 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedtailor.cli.completing import mend_bash_words
-from fedtailor.cli.helping import print_help
-from fedtailor.cli.loudness import Quiet, Verbose, loudness, with_switches
-from fedtailor.errors import FedtailorError
-from fedtailor.version import __version__
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.version import __version__
+from fedtailor.cli.completion import mend_bash_words
+from fedtailor.cli.help import print_help
+from fedtailor.cli.verbosity import Quiet, Verbose, loudness, with_switches
 
 # In the order of `--help`: each command's module, and the first line of its docstring. Reading that from the module
 # would import it, which takes far longer than all of `--help`.
 BY_PURPOSE = {
     "Run and look": {
-        "run": ("running", "Run one method, or several side by side on the same clients."),
-        "resume": ("running", "Continue an interrupted run from its last checkpoint."),
+        "run": ("run", "Run one method, or several side by side on the same clients."),
+        "resume": ("run", "Continue an interrupted run from its last checkpoint."),
         "show": (
-            "running",
+            "run",
             "Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished.",
         ),
-        "watch": ("watching", "Watch a run or a comparison from another terminal: progress, metric, bytes, time left."),
+        "watch": ("watch", "Watch a run or a comparison from another terminal: progress, metric, bytes, time left."),
         "report": (
-            "reporting",
+            "report",
             "Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.",
         ),
     },
     "Compare and choose": {
         "compare": (
-            "comparing",
+            "compare",
             "Run methods on the same clients with several seeds, and print the table that papers print.",
         ),
-        "tune": ("tuning", "Choose each method's settings on validation data, with the same budget for all."),
-        "advise": ("advising", "Recommend a method for these clients, or none, after a short race between several."),
-        "leak": ("leaking", "Reconstruct clients' samples from what methods really upload, as a curious server could."),
+        "tune": ("tune", "Choose each method's settings on validation data, with the same budget for all."),
+        "advise": ("advise", "Recommend a method for these clients, or none, after a short race between several."),
+        "leak": ("leak", "Reconstruct clients' samples from what methods really upload, as a curious server could."),
     },
     "Use the models": {
-        "export": ("deploying", "Write the models of a run as files that plain PyTorch loads."),
+        "export": ("model_files", "Write the models of a run as files that plain PyTorch loads."),
         "predict": (
-            "deploying",
+            "model_files",
             "Predict with a model file: classes and probabilities, and the accuracy if there are labels.",
         ),
-        "adapt": ("deploying", "Give clients that never took part a model, and fine-tune it on their own data."),
+        "adapt": ("model_files", "Give clients that never took part a model, and fine-tune it on their own data."),
     },
     "Papers": {
         "presets": (
-            "reproducing",
+            "reproduce",
             "List the papers' tables and figures that can be reproduced; with a NAME, show one.",
         ),
-        "reproduce": ("reproducing", "Reproduce a table or figure of a paper: our numbers beside theirs."),
+        "reproduce": ("reproduce", "Reproduce a table or figure of a paper: our numbers beside theirs."),
     },
     "Catalogues": {
         "methods": ("catalogues", "List the methods: what each does, its parameters, and what leaves a client."),
@@ -66,7 +66,7 @@ BY_PURPOSE = {
         ),
     },
     "This machine": {
-        "doctor": ("doctoring", "Look at this installation and this machine: what a bug report needs."),
+        "doctor": ("doctor", "Look at this installation and this machine: what a bug report needs."),
     },
 }
 COMMANDS = {name: about for commands in BY_PURPOSE.values() for name, about in commands.items()}
@@ -75,20 +75,20 @@ GROUPS = {
     "deploy": (
         "Plan and run a federation of real sites: what its coordinator does.",
         {
-            "plan": ("federating_kits", "Check a plan, and make a directory for each role: what to run, and its keys."),
-            "approve": ("federating_kits", "Sign the request of a site, so that it may take part."),
-            "run": ("federating_run", "Run the plan with its sites, on from where it was stopped."),
-            "status": ("federating_run", "Show which sites are there, and how far the run is."),
-            "doctor": ("federating_kits", "Check a kit, or a running site, for unsafe settings and old certificates."),
+            "plan": ("kits", "Check a plan, and make a directory for each role: what to run, and its keys."),
+            "approve": ("kits", "Sign the request of a site, so that it may take part."),
+            "run": ("site_run", "Run the plan with its sites, on from where it was stopped."),
+            "status": ("site_run", "Show which sites are there, and how far the run is."),
+            "doctor": ("kits", "Check a kit, or a running site, for unsafe settings and old certificates."),
         },
     ),
     "site": (
         "Take part in a federation: what the engineer of a site does.",
         {
-            "check": ("federating_check", "Read the site's data, and show exactly what would leave. Nothing is sent."),
-            "request": ("federating_kits", "Make the site's keys, which stay here, and a request to be signed."),
-            "install": ("federating_kits", "Make the site's kit from the coordinator's answer."),
-            "start": ("federating_run", "Take part: connect to the server and do the work that it asks for."),
+            "check": ("site_check", "Read the site's data, and show exactly what would leave. Nothing is sent."),
+            "request": ("kits", "Make the site's keys, which stay here, and a request to be signed."),
+            "install": ("kits", "Make the site's kit from the coordinator's answer."),
+            "start": ("site_run", "Take part: connect to the server and do the work that it asks for."),
         },
     ),
 }

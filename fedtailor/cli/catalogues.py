@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.completing import completer_of
-from fedtailor.cli.completing import methods as method_names
+from fedtailor._common.errors import FedtailorError
+from fedtailor.cli.completion import completer_of
+from fedtailor.cli.completion import methods as method_names
 from fedtailor.cli.display import definition_table, json_text, network_lines, out, plain_table, print_setup, visible
 from fedtailor.cli.options import experiment_options
-from fedtailor.errors import FedtailorError
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def methods(
     With a NAME, it also shows the settings of that method that come with
     fedtailor, as `--settings tuned:…` takes them.
     """
-    from fedtailor.method import describe_uploads
     from fedtailor.methods import CATALOGUE, find_method
+    from fedtailor.server.setup import describe_uploads
 
     found = {name: find_method(name) for name in names or CATALOGUE}
     rows: list[dict[str, Any]] = [
@@ -77,7 +77,7 @@ def methods(
 
 def _tuned(method: str) -> dict[str, dict[str, Any]]:
     """Find the searched settings of a method in all that come with fedtailor, by name."""
-    from fedtailor.settings import names, shipped
+    from fedtailor.experiment.tuned import names, shipped
     from fedtailor.studies.ranges import search_ranges
 
     having = [found for found in map(shipped, names()) if method in found.methods]
@@ -87,7 +87,7 @@ def _tuned(method: str) -> dict[str, dict[str, Any]]:
 
 def _show_tuned(rows: list[dict[str, Any]]) -> None:
     """Print the settings of these methods that come with fedtailor."""
-    from fedtailor.reporting.tuned import settings_in_words
+    from fedtailor.reporting.tuning_tables import settings_in_words
 
     cells = [(row["name"], name, settings_in_words(own)) for row in rows for name, own in row["tuned"].items()]
     if cells:
@@ -105,7 +105,7 @@ def settings(json: Json = False) -> None:
     Only a method's own settings are taken, never data or rounds. On other data
     than their own they are a start: `fedtailor tune` finds better ones.
     """
-    from fedtailor.settings import names, shipped
+    from fedtailor.experiment.tuned import names, shipped
 
     rows = [
         {"name": found.source, "data": found.in_words, "methods": found.methods, "tuned": found.how}
@@ -160,8 +160,8 @@ def models(
         return
     if settings:
         raise FedtailorError("These options say how a network is made: name one, as in `fedtailor models lenet`.")
-    from fedtailor.local.network import Network
     from fedtailor.models import CATALOGUE, build_model
+    from fedtailor.training.network import Network
 
     shapes = {"28×28": (1, 28, 28), "32×32 colour": (3, 32, 32), "6×128 window": (6, 128)}
     rows: list[dict[str, Any]] = [
@@ -188,7 +188,7 @@ def models(
 
 def _show_network(experiment: Experiment, json: bool) -> None:
     """Print the layers of a network: body, head and frozen."""
-    from fedtailor.preparing import Objects, prepare
+    from fedtailor.engines.preparation import Objects, prepare
 
     setup = prepare(experiment, Objects()).setup
     if json:
@@ -238,8 +238,8 @@ def data(
         _list_data(directory, json)
         return
     from fedtailor.cli.features import describe_features, show_features
-    from fedtailor.preparing import load_dataset, partition_data
-    from fedtailor.server.record import describe
+    from fedtailor.engines.preparation import load_dataset, partition_data
+    from fedtailor.server.run_directory import describe
 
     experiment = make_experiment({**settings, "data": data, "seed": seed})
     dataset = load_dataset(experiment)
@@ -297,7 +297,7 @@ def _list_data(directory: str | None, json: bool) -> None:
 
 def _show_partition(federated: "FederatedData") -> None:
     """Print each client's samples by class, and shades that are darker where it has more of them."""
-    from fedtailor.server.record import describe
+    from fedtailor.server.run_directory import describe
     from fedtailor.studies.measures import majority_counts
 
     splits = ("train", "validation", "test")

@@ -23,11 +23,10 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, TypeVar
 
-import fedtailor
-from fedtailor.errors import FedtailorError, brief
-from fedtailor.version import __version__
+from fedtailor._common.errors import FedtailorError, brief
+from fedtailor._common.version import __version__
 
-PACKAGE = Path(fedtailor.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 MODULES = {"pillow": "PIL"}  # whose names do not follow from the package's
 NOT_AT_RUN_TIME = ("dev", "docs")  # extras
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -393,7 +392,7 @@ def _data_sets() -> Facts:
 
 def benchmark(seconds: float) -> Facts:
     """Train a small network in this process for so many seconds, by the same code as every run."""
-    from fedtailor.local.isolation import isolated
+    from fedtailor.training.isolation import isolated
 
     with isolated(), closing(_federation("in-process")) as simulation:
         simulation.round(1)  # what is only done once
@@ -409,9 +408,9 @@ def benchmark(seconds: float) -> Facts:
 def _federation(engine: str) -> Any:
     import torch
 
+    from fedtailor.engines.preparation import Objects, prepare
+    from fedtailor.engines.simulation import Simulation
     from fedtailor.experiment import make_experiment
-    from fedtailor.preparing import Objects, prepare
-    from fedtailor.simulation import Simulation
 
     draw = torch.Generator().manual_seed(0)
     data = [

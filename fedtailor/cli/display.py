@@ -23,8 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.loudness import loudness
-from fedtailor.text import (
+from fedtailor._common.text import (
     SafeConsole,
     decimals,
     epsilon_text,
@@ -36,15 +35,16 @@ from fedtailor.text import (
     plain_table,
     visible,
 )
+from fedtailor.cli.verbosity import loudness
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
-    from fedtailor.metric import Metric
-    from fedtailor.preparing import Prepared
-    from fedtailor.result import RunResult
+    from fedtailor.engines.preparation import Prepared
+    from fedtailor.engines.result import RunResult
     from fedtailor.server.loop import Loop
     from fedtailor.server.records import RoundRecord
     from fedtailor.server.setup import Setup
+    from fedtailor.training.metrics import Metric
 
 __all__ = [
     "Bars", "RoundProgress", "announce", "data_lines", "decimals", "definition_table", "epsilon_text", "err",

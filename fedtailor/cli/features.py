@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedtailor._common.errors import unknown
 from fedtailor.cli.display import data_lines, out, plain_table, visible
-from fedtailor.errors import unknown
 
 if TYPE_CHECKING:
     from fedtailor.data import Dataset, FederatedData

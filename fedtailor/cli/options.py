@@ -9,10 +9,10 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from fedtailor.cli.completing import completer_of, from_names, setting_names, tuned_settings
-from fedtailor.errors import FedtailorError, shown
+from fedtailor._common.errors import FedtailorError, shown
+from fedtailor._common.toml import parse_toml
+from fedtailor.cli.completion import completer_of, from_names, setting_names, tuned_settings
 from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, TABLE_SETTINGS, Evaluation, Experiment, in_sections
-from fedtailor.toml import parse_toml
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError
-from fedtailor.files import read_bytes
-from fedtailor.text import visible
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import read_bytes
+from fedtailor._common.text import visible
 
 STATUS, PRESENT = "status.json", "present"
 NAMED, LONG = 10, 100  # silent sites that are named, and characters of each text

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError, brief, listed, shown
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset, without_labels
-from fedtailor.data.unpacking import check_archive, damaged, reading
-from fedtailor.errors import FedtailorError, brief, listed, shown
-from fedtailor.local.inputs import Inputs, Lazy, Several, join
+from fedtailor.data.foreign_files import check_archive, damaged, reading
+from fedtailor.training.inputs import Inputs, Lazy, Several, join
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

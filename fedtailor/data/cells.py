@@ -7,7 +7,7 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.errors import FedtailorError, shown
+from fedtailor._common.errors import FedtailorError, shown
 
 MISSING = frozenset(("", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-"))  # in lower case
 NO_LABELS = MISSING - {"none", "-"}  # these two may be names of classes

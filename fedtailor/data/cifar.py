@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data.dataset import TEST, TRAIN, Dataset
+from fedtailor.data.foreign_files import damaged, read_gzip, reading
 from fedtailor.data.info import DataInfo, DataSets, require
-from fedtailor.data.unpacking import damaged, read_gzip, reading
-from fedtailor.errors import FedtailorError
 
 Bytes = NDArray[np.uint8]
 Raw = bytes | bytearray | memoryview

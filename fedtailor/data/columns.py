@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._common.errors import FedtailorError, listed, shown, unknown
 from fedtailor.data.cells import Cells, number
-from fedtailor.errors import FedtailorError, listed, shown, unknown
 
 Kind = Literal["number", "category"]
 KINDS = ("number", "category", "ignore")

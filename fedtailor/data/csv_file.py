@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from fedtailor._common.errors import FedtailorError, shown
 from fedtailor.data.cells import Cells, number
-from fedtailor.data.unpacking import PIECE, check_size, reading
-from fedtailor.errors import FedtailorError, shown
+from fedtailor.data.foreign_files import PIECE, check_size, reading
 
 SEPARATORS = (",", ";", "\t", "|")
 SAMPLE = 50  # lines by which the separator is found

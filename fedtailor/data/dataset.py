@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError, shown
 from fedtailor.data.columns import Column
-from fedtailor.errors import FedtailorError, shown
-from fedtailor.local.inputs import Inputs, Lazy, Several, tensors
-from fedtailor.metric import Targets
+from fedtailor.training.inputs import Inputs, Lazy, Several, tensors
+from fedtailor.training.metrics import Targets
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 PIECE = 4096  # samples that are checked together

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._common.errors import FedtailorError, brief
 from fedtailor.data.arrays import is_frame
 from fedtailor.data.cells import Cells
-from fedtailor.data.unpacking import check_size, reading
-from fedtailor.errors import FedtailorError, brief
+from fedtailor.data.foreign_files import check_size, reading
 
 
 def is_frames(data: Any) -> bool:

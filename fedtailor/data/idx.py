@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor.data.dataset import TEST, TRAIN, Dataset
+from fedtailor.data.foreign_files import damaged, read_gzip
 from fedtailor.data.info import DataInfo, DataSets, require, there
-from fedtailor.data.unpacking import damaged, read_gzip
-from fedtailor.errors import FedtailorError, unknown
 
 FASHION = (
     "T-shirt/top",

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data.arrays import encode
 from fedtailor.data.dataset import Dataset, without_labels
-from fedtailor.data.unpacking import check_size, reading
-from fedtailor.errors import FedtailorError
+from fedtailor.data.foreign_files import check_size, reading
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow's names; of some others it calls programs

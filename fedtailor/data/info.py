@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data.dataset import Dataset
-from fedtailor.errors import FedtailorError
 
 
 @dataclass(frozen=True)

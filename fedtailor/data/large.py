@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError, brief
 from fedtailor.data.arrays import Array, as_array, as_features, as_samples, kinds, stacked
 from fedtailor.data.dataset import check_samples
-from fedtailor.data.unpacking import check_size, reading
-from fedtailor.errors import FedtailorError, brief
-from fedtailor.local.inputs import Held, Lazy, held
+from fedtailor.data.foreign_files import check_size, reading
+from fedtailor.training.inputs import Held, Lazy, held
 
 ARRAYS = ("y", "client", "group", "split")  # beside the inputs
 

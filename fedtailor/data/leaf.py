@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedtailor._common.errors import FedtailorError, shown
 from fedtailor.data.dataset import TEST, TRAIN, Dataset
-from fedtailor.data.unpacking import check_size, damaged, reading
-from fedtailor.errors import FedtailorError, shown
+from fedtailor.data.foreign_files import check_size, damaged, reading
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80 characters
 UNKNOWN = len(ALPHABET) + 1  # the token of all other characters; character i is token i + 1, and 0 is padding

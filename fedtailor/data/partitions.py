@@ -11,8 +11,8 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.errors import FedtailorError, unknown
-from fedtailor.local.streams import numpy_stream
+from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor.training.streams import numpy_stream
 
 Ints = NDArray[np.int64]
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedtailor._common.errors import FedtailorError, listed, shown
 from fedtailor.data.columns import Column, Kind
-from fedtailor.errors import FedtailorError, listed, shown
 
 How = Literal["federated", "per-client", "none"]
 Floats = NDArray[np.float64]

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from fedtailor.data.partitions import Ints
-from fedtailor.errors import FedtailorError
-from fedtailor.local.streams import numpy_stream
+from fedtailor.training.streams import numpy_stream
 
 
 def official_parts(

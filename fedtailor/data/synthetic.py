@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.info import DataInfo, DataSets
-from fedtailor.errors import FedtailorError
-from fedtailor.local.streams import numpy_stream
+from fedtailor.training.streams import numpy_stream
 
 DIGITS = Path(__file__).with_name("digits.npz")  # what they are, and their licence: NOTICE
 CLIENTS, FEATURES, CLASSES = 30, 60, 10

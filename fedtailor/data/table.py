@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError, listed, shown
 from fedtailor.data.arrays import encode
 from fedtailor.data.cells import Cells, number
 from fedtailor.data.columns import FEW, Column, check_named, decide, parse_columns
 from fedtailor.data.csv_file import CsvFile
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from fedtailor.data.foreign_files import check_size
 from fedtailor.data.frames import add_array, frame_columns, is_frames, parquet_names, read_parquet
-from fedtailor.data.unpacking import check_size
-from fedtailor.errors import FedtailorError, listed, shown
 
 LABELS = ("label", "y", "class", "target")
 CLIENT = "client"

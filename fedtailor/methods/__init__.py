@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedtailor.errors import FedtailorError, shown, unknown, wanted
-from fedtailor.imports import import_object
+from fedtailor._common.errors import FedtailorError, shown, unknown, wanted
+from fedtailor._common.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.apfl import APFL
 from fedtailor.methods.ditto import Ditto

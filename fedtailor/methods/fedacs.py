@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor.method import Client, Each, Message, Method, Search, Server, Total, Uploads
-from fedtailor.schedule import Schedule, value_at
+from fedtailor.training.schedule import Schedule, value_at
 
 
 class FedACS(Method):

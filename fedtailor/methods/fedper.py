@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.local.client import HeadStart
 from fedtailor.method import Client, Mean, Message, Method, Server, Uploads
+from fedtailor.training.client import HeadStart
 
 
 class FedPer(Method):

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.local.client import HeadStart
-from fedtailor.local.inputs import select
 from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
+from fedtailor.training.client import HeadStart
+from fedtailor.training.inputs import select
 
 
 class FedRecon(Method):

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from fedtailor.errors import FedtailorError
-from fedtailor.local.optimizer import optimizer_step
+from fedtailor._common.errors import FedtailorError
 from fedtailor.method import Batch, Client, Message, Method, Search
+from fedtailor.training.optimizer import optimizer_step
 
 
 class FedRoD(Method):

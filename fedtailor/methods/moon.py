@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.method import Batch, Client, Message, Method, Search
 
 

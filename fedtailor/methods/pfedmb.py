@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.method import Client, Each, Mean, Message, Method, Search, Server, Total, Uploads
 
 

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.local.client import HeadStart
 from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
-from fedtailor.schedule import Schedule, value_at
+from fedtailor.training.client import HeadStart
+from fedtailor.training.schedule import Schedule, value_at
 
 
 class PFLEGO(Method):

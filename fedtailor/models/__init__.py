@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedtailor.errors import FedtailorError, unknown
-from fedtailor.imports import import_object
-from fedtailor.local.inputs import Shape, shape_words
-from fedtailor.local.streams import torch_seed
+from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor._common.imports import import_object
 from fedtailor.models import networks, sequences
-from fedtailor.models.building import build_own, is_several
+from fedtailor.models.own import build_own, is_several
+from fedtailor.training.inputs import Shape, shape_words
+from fedtailor.training.streams import torch_seed
 
 DIMENSIONS = {"images": (3,), "windows": (2,), "sequences": (1, 2)}  # of a sample; tokens have one
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 
 # The modules of torch.nn whose layers may stand in a line: they take one tensor, and are built at once.
 KINDS = {

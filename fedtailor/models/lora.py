@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtailor.errors import FedtailorError, listed, shown, warn
-from fedtailor.local.inputs import Held, apply
-from fedtailor.local.layers import Say, copied, freeze_body, within
+from fedtailor._common.errors import FedtailorError, listed, shown, warn
+from fedtailor.training.inputs import Held, apply
+from fedtailor.training.layers import Say, copied, freeze_body, within
 
 MOST_RANK = 10_000
 

@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from fedtailor.errors import FedtailorError, listed, shown
-from fedtailor.local.layers import owner
+from fedtailor._common.errors import FedtailorError, listed, shown
+from fedtailor.training.layers import owner
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 OPTIONAL = "num_batches_tracked"  # a counter, which older files lack

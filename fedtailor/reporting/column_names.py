@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedtailor.errors import FedtailorError, unknown
-from fedtailor.metric import METRICS
+from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor.training.metrics import METRICS
 
 METRIC = "metric"  # the one that decides; it also goes by its own name
 NAMES = (

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtailor.engines.result import RunResult
 from fedtailor.reporting.figures import POINTS, evenly, in_order, left_out, regression, samples
 from fedtailor.reporting.marks import Array, Curve, Figure, Heat, Network, Panel, Points, Style
-from fedtailor.result import RunResult
 from fedtailor.server.records import counted_classes
 from fedtailor.studies.summary import Line
 

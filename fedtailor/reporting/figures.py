@@ -8,14 +8,14 @@ from statistics import fmean
 import numpy as np
 
 from fedtailor.data.partitions import NATURAL, PARTITIONS, WITHIN, partitions_catalogue
-from fedtailor.metric import LOSS, Metric
+from fedtailor.engines.result import RunResult
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
-from fedtailor.result import RunResult
 from fedtailor.server.records import counted_classes, joined_in_words
-from fedtailor.studies.clients import same_clients
+from fedtailor.studies.client_results import same_clients
 from fedtailor.studies.conditions import conditions, without
 from fedtailor.studies.measures import client_values, individual_gains
 from fedtailor.studies.summary import Line, Summary
+from fedtailor.training.metrics import LOSS, Metric
 
 POINTS = 250  # of one curve, at most
 SHOWN = 200  # clients in one figure, at most

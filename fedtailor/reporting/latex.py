@@ -8,11 +8,11 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
+from fedtailor._common.text import visible
 from fedtailor.reporting.column_names import METRIC
-from fedtailor.reporting.columns import Column, columns, shown_in
+from fedtailor.reporting.table_columns import Column, columns, shown_in
 from fedtailor.studies.captions import about_columns, sentences
 from fedtailor.studies.summary import Summary
-from fedtailor.text import visible
 
 TEXT_WIDTH = 345.0  # points: article at 10 pt, on A4 and letter paper
 GAP = 8.0  # between two columns, and half of it at both ends

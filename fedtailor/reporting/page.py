@@ -10,22 +10,22 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.text import human_bytes, human_time
+from fedtailor._common.toml import write_toml
+from fedtailor.engines.result import RunResult
+from fedtailor.experiment.participation import Participation
 from fedtailor.methods import method_title
-from fedtailor.participation import Participation
 from fedtailor.reporting import figures as general
-from fedtailor.reporting.clients import clients_html
+from fedtailor.reporting.client_tables import clients_html
 from fedtailor.reporting.diagnostics import diagnostics
 from fedtailor.reporting.figures import partition_in_words
+from fedtailor.reporting.found_runs import Runs
 from fedtailor.reporting.interactive import chart, shape
 from fedtailor.reporting.marks import Figure, Style, styles
-from fedtailor.reporting.runs import Runs
 from fedtailor.reporting.tables import caption, table_rows
-from fedtailor.result import RunResult
-from fedtailor.studies.clients import client_table
+from fedtailor.studies.client_results import client_table
 from fedtailor.studies.summary import Summary, summarize
-from fedtailor.text import human_bytes, human_time
-from fedtailor.toml import write_toml
 
 # Nothing is ever loaded from elsewhere: the browser is told to refuse.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

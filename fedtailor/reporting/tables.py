@@ -11,19 +11,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.files import write_atomically
-from fedtailor.reporting.clients import clients_csv
+from fedtailor._common.files import write_atomically
+from fedtailor._common.text import SafeConsole, plain_table, spreadsheet_cell, visible
+from fedtailor.reporting.client_tables import clients_csv
 from fedtailor.reporting.column_names import METRIC
-from fedtailor.reporting.columns import Column, columns, shown_in
 from fedtailor.reporting.latex import latex
-from fedtailor.server.record import plain
+from fedtailor.reporting.table_columns import Column, columns, shown_in
 from fedtailor.server.records import Plain
+from fedtailor.server.run_directory import plain
 from fedtailor.studies.captions import sentences
-from fedtailor.studies.clients import client_table
+from fedtailor.studies.client_results import client_table
 from fedtailor.studies.comparable import check_comparable
 from fedtailor.studies.conditions import Conditions, conditions
 from fedtailor.studies.summary import Line, Summary, summarize
-from fedtailor.text import SafeConsole, plain_table, spreadsheet_cell, visible
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "latex", "rich_table", "summarize", "write_tables"]
 

@@ -12,11 +12,11 @@ from typing import Self
 
 import torch
 
-from fedtailor.errors import FedtailorError
-from fedtailor.files import Count, is_regular, make_directory, read_bytes, read_sealed, seal, write_atomically
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import Count, is_regular, make_directory, read_bytes, read_sealed, seal, write_atomically
 from fedtailor.messages import NEVER, Message, State, frame, unframe
+from fedtailor.messages.store import Store
 from fedtailor.server.records import Record
-from fedtailor.store import Store
 
 MANIFEST = "manifest.json"
 OURS = re.compile(r"(manifest\.json\.tmp|server-round-[0-9]+\.safetensors(\.tmp)?)")  # what a killed run may leave

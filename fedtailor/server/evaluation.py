@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.errors import shown
+from fedtailor._common.errors import shown
 from fedtailor.experiment import Evaluation
 from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Metrics, Reply, Request
+from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server
-from fedtailor.metric import ACCURACY, LOSS, METRICS, Metric
 from fedtailor.server.records import Averages, ClientsRecord, RoundRecord
-from fedtailor.transport import Transport
+from fedtailor.training.metrics import ACCURACY, LOSS, METRICS, Metric
 
 MEASURED = (*METRICS, "own")
 AVERAGED = tuple(each.name for each in fields(Averages) if each.name != "evaluated")

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fedtailor.errors import FedtailorError, warn
+from fedtailor._common.errors import FedtailorError, warn
 from fedtailor.messages import Message, Reply, largest
 from fedtailor.method import Server
 from fedtailor.server.evaluation import Evaluated

@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError, explained
+from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
-from fedtailor.local.streams import seed_network, torch_seed, torch_stream
+from fedtailor.experiment.participation import Participation
 from fedtailor.messages import NEVER, Message, Reply, Train, check_tensors, message_bytes
+from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
-from fedtailor.metric import ACCURACY, Metric
-from fedtailor.participation import Participation
-from fedtailor.server.aggregation import Aggregator
-from fedtailor.server.aggregators import make_aggregator
+from fedtailor.server.aggregation import make_aggregator
+from fedtailor.server.aggregation.mean import Aggregator
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
 from fedtailor.server.failures import ClientFailure, ClientNote, Failures
 from fedtailor.server.observations import Observations
-from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import ClientsRecord, RoundRecord
-from fedtailor.transport import Transport
+from fedtailor.server.run_directory import RunDirectory
+from fedtailor.training.metrics import ACCURACY, Metric
+from fedtailor.training.streams import seed_network, torch_seed, torch_stream
 
 __all__ = ["ClientFailure", "ClientNote", "Loop"]
 

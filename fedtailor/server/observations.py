@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedtailor.errors import warn
-from fedtailor.files import (
+from fedtailor._common.errors import warn
+from fedtailor._common.files import (
     fsync_directory,
     fsync_file,
     is_regular,

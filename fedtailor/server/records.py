@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-from fedtailor.data.federated import Join
-from fedtailor.files import Count
+from fedtailor._common.files import Count
+from fedtailor.data.client_data import Join
 from fedtailor.messages import Measured, Metrics
-from fedtailor.metric import Metric
+from fedtailor.training.metrics import Metric
 
 Plain = dict[str, Any]  # as JSON has it
 AnyRecord = TypeVar("AnyRecord", bound="Record")

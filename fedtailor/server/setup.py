@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from fedtailor.files import Count
-from fedtailor.local.network import Network
+from fedtailor._common.files import Count
+from fedtailor._common.text import human_bytes
+from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message, message_bytes
-from fedtailor.method import Method, describe_uploads
-from fedtailor.privacy import Privacy
+from fedtailor.method import Each, Method
 from fedtailor.server.records import Plain, Record
-from fedtailor.text import human_bytes
+from fedtailor.training.network import Network
 
 FEW_LAYERS = 3  # that are all named
 Part = Literal["body", "head", "frozen"]
@@ -109,3 +109,22 @@ def _frozen(network: Network) -> list[Layer]:
         if sizes:
             layers.append(Layer(name=name, kind=type(layer).__name__, part="frozen", numbers=sum(sizes)))
     return layers
+
+
+def describe_uploads(method: Method, privacy: Privacy | None = None) -> dict[str, str]:
+    """Say of each upload what the server sees of it. In a private run nothing is uploaded for the record alone."""
+    seen = {}
+    for name, how in method.uploads.items():
+        if privacy is not None and name in method.recorded:
+            continue
+        if privacy is not None and privacy.level == "client":
+            seen[name] = "clipped, with noise, then the mean" if privacy.by == "clients" else "clipped mean with noise"
+        elif isinstance(how, Each):
+            seen[name] = "each client's own"
+        elif how.weights in ("samples", "equal"):
+            seen[name] = "mean by samples" if how.weights == "samples" else "plain mean"
+        else:
+            seen |= {name: f"mean by {how.weights}", how.weights: "sum"}
+    if privacy is not None and privacy.level == "sample":
+        seen = {name: f"{what}, of noisy gradients" for name, what in seen.items()}
+    return seen

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 

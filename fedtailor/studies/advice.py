@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import FederatedData
-from fedtailor.errors import FedtailorError
+from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment, merged
-from fedtailor.local.isolation import isolated
-from fedtailor.local.metrics import outputs, sample_scores
-from fedtailor.local.streams import numpy_stream
-from fedtailor.metric import ACCURACY, ON_ONE_SCALE, Metric
-from fedtailor.preparing import Objects, Prepared, partition_data, prepare
-from fedtailor.simulation import Simulation
 from fedtailor.studies.advised import sentences
 from fedtailor.studies.measures import Values, holm
 from fedtailor.studies.skew import Skew, measure_skew
+from fedtailor.training.isolation import isolated
+from fedtailor.training.metrics import ACCURACY, ON_ONE_SCALE, Metric
+from fedtailor.training.predictions import outputs, sample_scores
+from fedtailor.training.streams import numpy_stream
 
 GLOBAL, TUNED, ALONE = "fedavg", "fedavg, fine-tuned", "local"
 SHORTLIST = (GLOBAL, TUNED, ALONE, "fedper", "fedrod", "ditto", "apfl", "pgfed", "fedacs")

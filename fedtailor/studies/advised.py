@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from fedtailor.metric import Metric
-from fedtailor.text import percent
+from fedtailor._common.text import percent
+from fedtailor.training.metrics import Metric
 
 if TYPE_CHECKING:
     from fedtailor.studies.advice import Advice

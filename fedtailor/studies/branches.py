@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fedtailor.result import RunResult
+from fedtailor.engines.result import RunResult
 from fedtailor.server.records import Plain
 
 SHOWN = (1, 2, 5, 10, 20, 50, 100)  # rounds, and the last one

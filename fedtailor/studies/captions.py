@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedtailor.errors import listed
-from fedtailor.metric import ACCURACY
+from fedtailor._common.errors import listed
+from fedtailor.experiment.tuned import tuned_in_words
 from fedtailor.server.records import failures_in_words, joined_in_words
-from fedtailor.settings import tuned_in_words
 from fedtailor.studies.measures import LEVEL, majority_baseline, paired
+from fedtailor.training.metrics import ACCURACY
 
 if TYPE_CHECKING:
     from fedtailor.studies.summary import Line, Summary

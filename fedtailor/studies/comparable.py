@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Sequence
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.result import RunResult
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
-from fedtailor.result import RunResult
 from fedtailor.server.records import Plain
 
 

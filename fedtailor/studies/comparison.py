@@ -18,7 +18,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedtailor.errors import FedtailorError, shown, unknown
+from fedtailor._common.errors import FedtailorError, shown, unknown
+from fedtailor._common.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
+from fedtailor._common.toml import write_toml
+from fedtailor.engines.preparation import Prepared
+from fedtailor.engines.result import RunResult
+from fedtailor.engines.runs import OnRound, OnStart
 from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
@@ -29,19 +34,14 @@ from fedtailor.experiment import (
     merged,
     read_experiment,
 )
-from fedtailor.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
+from fedtailor.experiment.tuned import find_settings, refuse_twice, with_settings
 from fedtailor.methods import find_method, method_class
-from fedtailor.metric import AUTO, METRICS
-from fedtailor.preparing import Prepared
-from fedtailor.result import RunResult
-from fedtailor.runs import OnRound, OnStart
 from fedtailor.server.loop import Loop
-from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import Plain, Record
-from fedtailor.settings import find_settings, refuse_twice, with_settings
+from fedtailor.server.run_directory import RunDirectory
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
-from fedtailor.toml import write_toml
+from fedtailor.training.metrics import AUTO, METRICS
 
 Settings = dict[str, Any]
 FILE, RUNS, RESULT = "comparison.toml", "runs.json", "result.json"

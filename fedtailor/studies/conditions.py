@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from fedtailor.experiment import NONE
-from fedtailor.metric import Metric
 from fedtailor.studies.measures import client_values
 from fedtailor.studies.summary import Line, Summary
+from fedtailor.training.metrics import Metric
 
 # Settings that make another question of a run: lines that differ in them are not chosen from by validation data.
 ALONG = {"attack": "under attack", "epsilon": "over the privacy budget ε"}

@@ -16,14 +16,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtailor._common.files import read_sealed, seal, write_atomically
+from fedtailor.client.site import Site
 from fedtailor.data import FederatedData
-from fedtailor.files import read_sealed, seal, write_atomically
-from fedtailor.local.descent import mean_gradient
-from fedtailor.local.inputs import Inputs
-from fedtailor.local.streams import torch_stream
-from fedtailor.preparing import Prepared
+from fedtailor.engines.preparation import Prepared
 from fedtailor.server.records import Record
-from fedtailor.site.site import Site
+from fedtailor.training.descent import mean_gradient
+from fedtailor.training.inputs import Inputs
+from fedtailor.training.streams import torch_stream
 
 STEPS, MU = 6, 1.0
 RATE = 0.001  # with it plain steps gain about what the paper's do

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtailor.files import read_sealed, seal, write_atomically
-from fedtailor.local.isolation import isolated
-from fedtailor.result import RunResult
+from fedtailor._common.files import read_sealed, seal, write_atomically
+from fedtailor.client.site import Site
+from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Record
-from fedtailor.site.site import Site
+from fedtailor.training.isolation import isolated
 
 
 @dataclass(kw_only=True)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from operator import truediv
 from statistics import fmean
 
-from fedtailor.metric import Metric
-from fedtailor.result import RunResult
+from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages, Plain, counted_classes
+from fedtailor.training.metrics import Metric
 
 Values = dict[int, float]  # by client
 LEVEL = 0.05  # a corrected p-value below it is a significant difference

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedtailor.presets import Preset
 from fedtailor.server.records import Plain
+from fedtailor.studies.presets import Preset
 
 BIN = 5  # points of gain in a bar of a histogram
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from fedtailor.errors import FedtailorError, shown, unknown
+from fedtailor._common.errors import FedtailorError, shown, unknown
+from fedtailor._common.toml import parse_toml
 from fedtailor.experiment import SEARCH, Evaluation, Experiment
 from fedtailor.methods import method_class
-from fedtailor.toml import parse_toml
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

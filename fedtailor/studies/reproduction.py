@@ -9,27 +9,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import write_atomically
+from fedtailor.client.site import Site
+from fedtailor.engines.preparation import Prepared
+from fedtailor.engines.result import RunResult
+from fedtailor.engines.runs import OnRound, OnStart
+from fedtailor.engines.simulation import Simulation
+from fedtailor.engines.workers import cores
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, flat
-from fedtailor.files import write_atomically
-from fedtailor.local.client import Client
-from fedtailor.local.isolation import isolated
-from fedtailor.local.network import Network
-from fedtailor.preparing import Prepared
-from fedtailor.presets import Preset, Row, Settings
-from fedtailor.result import RunResult
-from fedtailor.runs import OnRound, OnStart
-from fedtailor.server.record import plain
 from fedtailor.server.records import Plain, RoundRecord
-from fedtailor.simulation import Simulation
-from fedtailor.site.site import Site
+from fedtailor.server.run_directory import plain
 from fedtailor.studies.branches import alpha_over_rounds, shared_branches
 from fedtailor.studies.explicit import Steps, keep_steps, kept_steps
 from fedtailor.studies.fine_tuning import fine_tuning_curve
 from fedtailor.studies.measures import individual_gains, majority_baseline, samples_per_second
 from fedtailor.studies.outcome import add_histogram, add_speedups, markdown
+from fedtailor.studies.presets import Preset, Row, Settings
 from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
-from fedtailor.transport import cores
+from fedtailor.training.client import Client
+from fedtailor.training.isolation import isolated
+from fedtailor.training.network import Network
 
 SHORT = 100  # training samples in the measurement of a method's speed
 Value = tuple[float, float | None]  # a number and its spread

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import FederatedData
-from fedtailor.errors import FedtailorError
+from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
+from fedtailor.engines.result import RunResult
+from fedtailor.engines.runs import OnRound, OnStart, load, named_code, resume, run_prepared
 from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
-from fedtailor.local.isolation import changes, isolated
 from fedtailor.methods import find_method
-from fedtailor.preparing import Objects, Prepared, partition_data, prepare
-from fedtailor.result import RunResult
-from fedtailor.runs import OnRound, OnStart, load, named_code, resume, run_prepared
 from fedtailor.server.checkpoint import read_manifest
-from fedtailor.server.record import RunDirectory
 from fedtailor.server.records import RoundRecord
+from fedtailor.server.run_directory import RunDirectory
+from fedtailor.training.isolation import changes, isolated
 
 Enough = Callable[[RoundRecord], bool]  # says of a round that no more of them are needed
 

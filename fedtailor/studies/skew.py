@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.data import FederatedData
-from fedtailor.local.inputs import Held, tensors
-from fedtailor.local.streams import numpy_stream
-from fedtailor.metric import Targets
+from fedtailor.training.inputs import Held, tensors
+from fedtailor.training.metrics import Targets
+from fedtailor.training.streams import numpy_stream
 
 PERMUTATIONS = 20
 PIECE = 1024  # samples that are read together

@@ -11,11 +11,10 @@ from functools import cached_property
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.result import RunResult
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
 from fedtailor.methods import method_title
-from fedtailor.metric import Metric
-from fedtailor.result import RunResult
 from fedtailor.server.records import Plain
 from fedtailor.studies.captions import sentences
 from fedtailor.studies.comparable import check_comparable
@@ -29,6 +28,7 @@ from fedtailor.studies.measures import (
     until,
     wilcoxon,
 )
+from fedtailor.training.metrics import Metric
 
 CONDITIONS = ("privacy", "epsilon", "aggregation", "attack")  # that are not chosen by validation data
 # What tells nothing about a line: it is the same for all, or does not change what is compared.

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedtailor.errors import FedtailorError
-from fedtailor.files import Count
-from fedtailor.metric import ACCURACY, Metric
-from fedtailor.result import RunResult
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import Count
+from fedtailor.engines.result import RunResult
 from fedtailor.server.records import Record
+from fedtailor.training.metrics import ACCURACY, Metric
 
 TRIALS = 20  # unless said
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import display, main
+from fedtailor.messages.transport import Transport
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
-from fedtailor.transport import Transport
 
 # A line of progress, as commands write it to stderr where there is no terminal.
 PROGRESS = re.compile(r"^(?!\w+: .*[.?]$).+: (?:(?:\w+ )?\d+ of \d+(?:, .+)?|\d+ \w+)\n", re.MULTILINE)

@@ -16,10 +16,10 @@ import pytest
 import fedtailor
 from fedtailor.cli import COMMANDS, display
 from fedtailor.experiment import Evaluation, Experiment
+from fedtailor.messages.transport import Transport
 from fedtailor.methods.ditto import Ditto
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
-from fedtailor.transport import Transport
 from tests.cli.calling import PROGRESS, Answer, Call, contents, done, refusal
 from tests.helpers import files
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedtailor.cli import watching
+from fedtailor.cli import watch as watching
 from tests.cli.calling import Call, contents, done, interrupted_in, refusal, usage_error
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.cli import COMMANDS, completing
+from fedtailor.cli import COMMANDS
+from fedtailor.cli import completion as completing
 from fedtailor.data import catalogue, partitions_catalogue
+from fedtailor.experiment.tuned import names
 from fedtailor.methods import CATALOGUE as METHODS
 from fedtailor.models import CATALOGUE as MODELS
-from fedtailor.presets import find_preset, presets
-from fedtailor.settings import names
+from fedtailor.studies.presets import find_preset, presets
 from tests.cli.calling import Call
 
 PROGRAM = "import sys; sys.argv[0] = 'fedtailor'; from fedtailor.cli import main; main()"

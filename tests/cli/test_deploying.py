@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 import fedtailor as ft
-from fedtailor.deploy.model_file import HEADER
+from fedtailor.model_files.format import HEADER
 from fedtailor.server.records import RoundRecord
 from tests.cli.calling import Call, contents, done, refusal
 
@@ -292,16 +292,16 @@ def test_a_run_of_python_objects_is_left_to_python(call: Call) -> None:
 
 
 def test_ctrl_c(run: ft.RunResult, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedtailor.deploy.describing
+    import fedtailor.model_files.description
 
-    write = fedtailor.deploy.describing.write_model
+    write = fedtailor.model_files.description.write_model
 
     def interrupted(stem: Path, *rest: Any) -> Any:
         if stem.name == "client-2":
             raise KeyboardInterrupt
         return write(stem, *rest)
 
-    monkeypatch.setattr(fedtailor.deploy.describing, "write_model", interrupted)
+    monkeypatch.setattr(fedtailor.model_files.description, "write_model", interrupted)
     answer = call("export", "runs/ditto", "--to", "models")
     assert (answer.code, answer.err) == (130, "Interrupted: 2 of 4 models are in models.\n")
     assert len(contents(Path("models"))) == 4
@@ -309,7 +309,7 @@ def test_ctrl_c(run: ft.RunResult, call: Call, monkeypatch: pytest.MonkeyPatch) 
     def at_once(*words: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.deploy.adapting.make_transport", at_once)
+    monkeypatch.setattr("fedtailor.model_files.adaptation.make_transport", at_once)
     answer = call("adapt", "runs/ditto", "--to", "new")
     assert (answer.code, answer.err) == (130, "Interrupted: nothing was written.\n")
     assert not Path("new").exists()

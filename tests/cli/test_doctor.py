@@ -262,7 +262,7 @@ class TestMachine:
     def test_workers_that_do_not_work_are_a_problem_and_the_rest_goes_on(
         self, call: Call, few: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from fedtailor.transport.processes import Processes
+        from fedtailor.engines.processes import Processes
 
         def forbidden(*_: Any) -> None:
             raise PermissionError("fork is not allowed")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.leakage.outcome import Row
-from fedtailor.leakage.study import Study
-from fedtailor.preparing import Prepared
+from fedtailor.attacks.leakage import Row
+from fedtailor.attacks.study import Study
+from fedtailor.engines.preparation import Prepared
 from tests.cli.calling import Call, contents, done, refusal
 
 QUICK = ("--clients", 3, "--max-train", 20, "--model", "mlp:20", "--inversion", "analytic")

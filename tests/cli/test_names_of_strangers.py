@@ -12,7 +12,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.text import SafeConsole, json_text, plain_table, spreadsheet_cell, visible
+from fedtailor._common.text import SafeConsole, json_text, plain_table, spreadsheet_cell, visible
 from tests.cli.calling import HOSTILE, Answer, Call, done
 
 CLIENT = "\x1b]0;owned\x07[bold red]x[/]"

@@ -14,7 +14,7 @@ from fedtailor.reporting.marks import styles
 from fedtailor.reporting.tables import FORMATS, write_tables
 from fedtailor.server.evaluation import chosen_round
 from fedtailor.server.failures import ClientFailure, ClientNote
-from fedtailor.studies.clients import client_table
+from fedtailor.studies.client_results import client_table
 from fedtailor.studies.summary import Summary, summarize
 from tests.cli.calling import HOSTILE, Call, done
 from tests.helpers import rewrite

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtailor.cli import display
-from fedtailor.cli.loudness import loudness
+from fedtailor.cli.verbosity import loudness
 from fedtailor.server.failures import ClientFailure, ClientNote
 from tests.cli.calling import Answer, Call, done, interrupted_in, refusal
 

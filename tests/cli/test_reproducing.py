@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedtailor.cli import display
-from fedtailor.presets import find_preset, presets
+from fedtailor.studies.presets import find_preset, presets
 from tests.cli.calling import Call, done, refusal
 from tests.data.files import write_idx
 
@@ -92,7 +92,7 @@ def test_tables_beside_the_main_one_are_printed(call: Call, monkeypatch: pytest.
     figure = replace(figure, settings={**small, "clients": 4, "new_clients": 2, "evaluation": evaluation})
     table = find_preset("pgfed/table1-cifar10-25").of_rows(["fedper", "pgfed-mu0"])
     table = replace(table, settings={**small, "evaluation": {"choose": "best-test"}}, columns={"25": {"clients": 4}})
-    monkeypatch.setattr("fedtailor.presets.find_preset", {"figure": figure, "table": table}.__getitem__)
+    monkeypatch.setattr("fedtailor.studies.presets.find_preset", {"figure": figure, "table": table}.__getitem__)
     printed = done(call("reproduce", "figure"))
     assert "Mean test accuracy in % after each epoch" in printed
     curve = json.loads(Path("reproductions/pgfed-figure4-cifar10.json").read_text())["rows"][1]["curve"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import display
-from fedtailor.settings import names, shipped
+from fedtailor.experiment.tuned import names, shipped
 from tests.cli.calling import Call, done, refusal
 
 SMALL = ("--clients", 4, "--rounds", 1, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")

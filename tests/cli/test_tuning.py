@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedtailor._common.text import SafeConsole
 from fedtailor.cli import display
-from fedtailor.cli.tuning import _title
-from fedtailor.reporting.tuned import tuning_table
+from fedtailor.cli.tune import _title
+from fedtailor.reporting.tuning_tables import tuning_table
 from fedtailor.studies.trials import Trial, Tuned
-from fedtailor.text import SafeConsole
 from tests.cli.calling import Call, contents, done, interrupted_in, refusal
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor.client.site import Site
 from fedtailor.data import ClientData, FederatedData, from_list
+from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import Experiment
-from fedtailor.local.inputs import Several, held, tensors
 from fedtailor.messages import Evaluate, Train
-from fedtailor.preparing import Objects, Prepared, prepare
-from fedtailor.site.site import Site
+from fedtailor.training.inputs import Several, held, tensors
 
 from .large import Items
 

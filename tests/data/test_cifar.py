@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import load
-from fedtailor.errors import FedtailorError
 
 from .files import cifar_contents, python2_pickle, write_files, write_tar
 

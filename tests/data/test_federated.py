@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, FederatedData, federate, load
-from fedtailor.data.federating import as_inputs
-from fedtailor.errors import FedtailorError
+from fedtailor.data.federation import as_inputs
 
 from .files import toy
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import federate, load
-from fedtailor.errors import FedtailorError
 
 from .files import cifar_contents, png, write_files, write_idx, write_mnist, write_tar
 

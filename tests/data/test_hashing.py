@@ -11,7 +11,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.data import FederatedData, from_list, load
 from fedtailor.data.table import Purpose, TableSettings, from_frame
-from fedtailor.local.inputs import held
+from fedtailor.training.inputs import held
 
 from .large import Items
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import load
-from fedtailor.errors import FedtailorError
 
 from .files import write_idx, write_mnist
 

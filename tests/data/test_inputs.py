@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.data import Dataset, from_list
-from fedtailor.local.inputs import Several
+from fedtailor.training.inputs import Several
 from tests.data.large import Array, Items, in_folder
 from tests.helpers import numbers
 

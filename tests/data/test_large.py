@@ -10,8 +10,8 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.data import FederatedData, from_list
-from fedtailor.local.descent import EVALUATION_BATCH
-from fedtailor.local.inputs import Inputs, Lazy, held, join, take
+from fedtailor.training.descent import EVALUATION_BATCH
+from fedtailor.training.inputs import Inputs, Lazy, held, join, take
 from tests.data.large import Array, Items, in_folder, lists, samples
 from tests.helpers import numbers
 

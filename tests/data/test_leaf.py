@@ -9,8 +9,8 @@ from zlib import crc32
 import pytest
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import federate, load
-from fedtailor.errors import FedtailorError
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 ROMEO = "THE_TRAGEDY_OF_ROMEO_AND_JULIET_ROMEO"

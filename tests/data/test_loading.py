@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, catalogue, data_dir, found, load, partitions_catalogue
-from fedtailor.errors import FedtailorError
 
 from .files import cifar_contents, write_files, write_mnist
 

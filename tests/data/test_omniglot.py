@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import federate, load
-from fedtailor.errors import FedtailorError
 
 from .files import png, write_files
 

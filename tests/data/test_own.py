@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import federate, from_list, load
-from fedtailor.errors import FedtailorError
 
 from .files import png, write_files
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import FederatedData, federate
-from fedtailor.errors import FedtailorError
 
 from .files import toy
 

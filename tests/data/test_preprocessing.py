@@ -11,10 +11,10 @@ from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, FederatedData, federate
 from fedtailor.data.columns import Column
 from fedtailor.data.preprocessing import ColumnFacts, Facts, PreparedColumn, Preprocessing, agree, facts
-from fedtailor.errors import FedtailorError
 
 COLUMNS = (
     Column("age", "number"),

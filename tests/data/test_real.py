@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, federate, load
-from fedtailor.errors import FedtailorError
-from fedtailor.presets import find_preset
+from fedtailor.studies.presets import find_preset
 
 
 @functools.cache

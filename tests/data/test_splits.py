@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, FederatedData, federate, from_list, load
-from fedtailor.errors import FedtailorError
-from fedtailor.server.record import RunDirectory
+from fedtailor.server.run_directory import RunDirectory
 
 from .files import toy
 from .test_federated import natural, numbers, official, sizes

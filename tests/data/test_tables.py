@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, from_list, load
 from fedtailor.data.csv_file import CELLS
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
-from fedtailor.errors import FedtailorError
+from fedtailor.engines.preparation import load_dataset
 from fedtailor.experiment import make_experiment
-from fedtailor.preparing import load_dataset
 
 NAN = float("nan")
 

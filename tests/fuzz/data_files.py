@@ -31,15 +31,15 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.options import parse_assignments
-from fedtailor.cli.running import _experiments
+from fedtailor.cli.run import _experiments
 from fedtailor.data import federate, load
-from fedtailor.deploy.model_file import HEADER
-from fedtailor.deploy.predicting import predict
-from fedtailor.errors import FedtailorError
+from fedtailor.engines.runs import written_parameters
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
 from fedtailor.methods import CATALOGUE, find_method
-from fedtailor.runs import written_parameters
+from fedtailor.model_files.format import HEADER
+from fedtailor.model_files.prediction import predict
 from fedtailor.studies.comparison import make_comparison
 from tests.data.files import cifar_contents, png, write_mnist
 

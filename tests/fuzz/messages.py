@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.errors import FedtailorError
-from fedtailor.local.isolation import isolated
+from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.simulation import Simulation
 from fedtailor.messages import Message, Reply, Request, Train, frame, unframe
 from fedtailor.methods import CATALOGUE
-from fedtailor.simulation import Simulation
-from fedtailor.transport import InProcess
+from fedtailor.training.isolation import isolated
 from tests.helpers import make_simulation
 
 SETTINGS: dict[str, Any] = {"data": "digits", "clients": 5, "max_train": 8, "model": "mlp:4", "epochs": 1, "rounds": 99}

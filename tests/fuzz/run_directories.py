@@ -20,15 +20,15 @@ from typing import Any
 import torch
 
 import fedtailor as ft
-from fedtailor.cli.running import show
-from fedtailor.cli.watching import Watched
+from fedtailor._common.files import seal, unseal
+from fedtailor._common.toml import write_toml
+from fedtailor.cli.run import show
+from fedtailor.cli.watch import Watched
 from fedtailor.experiment import read_experiment
-from fedtailor.files import seal, unseal
 from fedtailor.messages import frame
-from fedtailor.reporting.runs import read_runs
+from fedtailor.reporting.found_runs import read_runs
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import FILE, RUNS, Comparing, make_comparison
-from fedtailor.toml import write_toml
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -192,7 +192,7 @@ def _values(path: Path, draw: random.Random) -> str:
 
 
 def _sealed_again(head: bytes, before: str) -> bytes:
-    from fedtailor.files import _sealed
+    from fedtailor._common.files import _sealed
 
     return _sealed(head, before)
 

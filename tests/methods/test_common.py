@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.client.place import Sites
 from fedtailor.messages import Reply, Request, State, Train, copied
 from fedtailor.method import Uploads
 from fedtailor.methods import CATALOGUE, find_method
-from fedtailor.site.sites import Sites
 from fedtailor.testing import SMALL, parametrize_with_checks
 from tests.helpers import digits, make_simulation
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.local.layout import Layout
+from fedtailor.messages.store import Store
 from fedtailor.method import Server, State
 from fedtailor.methods.fedfomo import FedFomo
-from fedtailor.store import Store
+from fedtailor.training.layout import Layout
 from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients, run_quadratic
-from tests.local.parts import client
 from tests.methods.problems import EXACT, SMALL, Log, close, on_a_network, on_both, watched, who
 from tests.reference.fedfomo import fedfomo
 from tests.reference.problem import Problem
+from tests.training.parts import client
 
 
 def check_by_hand(

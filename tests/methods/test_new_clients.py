@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.simulation import Simulation
+from fedtailor.engines.simulation import Simulation
 from tests.helpers import make_simulation
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "new_clients": 1, "model": "mlp:16", "max_train": 30}

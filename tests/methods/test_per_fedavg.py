@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.local.client import Client
 from fedtailor.methods.per_fedavg import PerFedAvg
+from fedtailor.training.client import Client
 from tests.helpers import final, quadratic_clients, run_quadratic
-from tests.local.parts import client
 from tests.methods.problems import MOMENTUM, SMALL, close, on_both, watched, who
 from tests.reference.batches import batches
 from tests.reference.per_fedavg import per_fedavg
 from tests.reference.problem import Problem
+from tests.training.parts import client
 
 
 def meta_gradient_by_autograd(one: Client, theta: Tensor, alpha: float) -> Tensor:

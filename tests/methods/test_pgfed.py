@@ -19,7 +19,7 @@ from fedtailor.method import Client, Message, Server
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.methods.pgfed_ce import PGFedCE
 from fedtailor.methods.pgfedmo import PGFedMo
-from fedtailor.presets import presets
+from fedtailor.studies.presets import presets
 from tests.helpers import Quadratic, assert_same, final, mean_output, quadratic_clients
 from tests.methods.problems import (
     EXACT,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor.client.site import Site
 from fedtailor.messages import Reply, Request, State, Train
-from fedtailor.site.site import Site
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
 from tests.reference.scaffold import scaffold
 

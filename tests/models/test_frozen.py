@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.local.network import Network
 from fedtailor.methods import all_methods
-from fedtailor.models.assembling import assemble
+from fedtailor.models.assembly import assemble
+from fedtailor.training.network import Network
 from tests.helpers import assert_same, final, numbers
 from tests.models.nets import SMALL, Backbone, three_clients
 
@@ -105,8 +105,8 @@ def test_other_seeds_leave_frozen_layers_alone() -> None:
 
 def test_sites_with_another_backbone_are_refused() -> None:
     """The vector alone does not tell: the heads are equal."""
+    from fedtailor.engines.preparation import Objects, prepare
     from fedtailor.experiment import make_experiment
-    from fedtailor.preparing import Objects, prepare
 
     def fingerprint(module: nn.Module, frozen: str | None) -> str:
         experiment = make_experiment({"frozen": frozen, "engine": "in-process"})

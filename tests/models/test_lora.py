@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.local.network import Network
 from fedtailor.methods import all_methods
-from fedtailor.models.assembling import assemble
+from fedtailor.models.assembly import assemble
 from fedtailor.models.lora import LoRA, plain
+from fedtailor.training.network import Network
 from tests.helpers import assert_same, final, numbers
 from tests.models.nets import SMALL, Attention, Backbone, three_clients
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedtailor as ft
-from fedtailor.deploy.model_file import read_model
-from fedtailor.local.network import Network
+from fedtailor.model_files.format import read_model
 from fedtailor.models import build_model
 from fedtailor.models.sequences import AttentionBlock, Attentive, Recurrent
+from fedtailor.training.network import Network
 
 TOKENS = 11
 LENGTH = 9

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import make_experiment
-from fedtailor.models.assembling import Assembled, assemble
-from fedtailor.preparing import Objects, Prepared, prepare
+from fedtailor.models.assembly import Assembled, assemble
 from tests.helpers import assert_same, final, numbers
 from tests.models.nets import SMALL, Backbone, three_clients
 

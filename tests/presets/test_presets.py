@@ -8,9 +8,9 @@ import torch
 
 import fedtailor as ft
 from fedtailor.data.dataset import Dataset
+from fedtailor.engines.preparation import partition_data
 from fedtailor.methods import CATALOGUE, find_method
-from fedtailor.preparing import partition_data
-from fedtailor.presets import find_preset, presets
+from fedtailor.studies.presets import find_preset, presets
 from fedtailor.studies.runner import run_name
 
 ALL = presets()

@@ -8,8 +8,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedtailor.accounting import HOPELESS, Releases, noise_for, rounded_up, spent
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor.privacy.accountant import HOPELESS, Releases, noise_for, rounded_up, spent
 from tests.privacy.closed_forms import gaussian_epsilon
 
 DELTA = 1e-5

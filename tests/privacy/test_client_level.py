@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.clipping import check_private_means
-from fedtailor.errors import FedtailorError
-from fedtailor.local.noise import Noise
+from fedtailor._common.errors import FedtailorError
+from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message
 from fedtailor.methods import all_methods, find_method
-from fedtailor.privacy import Privacy
-from fedtailor.server.private import CLIP, PrivateAggregator
+from fedtailor.privacy.noise import Noise
+from fedtailor.server.aggregation.private import CLIP, PrivateAggregator
+from fedtailor.server.budget import check_private_means
 from tests.helpers import digits, make_simulation, numbers
 from tests.privacy.closed_forms import gaussian_epsilon
 
@@ -193,7 +193,7 @@ def test_epsilon_of_each_round_is_recorded_and_grows() -> None:
 
 def test_clients_that_fail_leave_less_noise_behind() -> None:
     """Where clients share the noise, a round with fewer replies costs more."""
-    from fedtailor.participation import Participation
+    from fedtailor.experiment.participation import Participation
     from fedtailor.server.budget import Budget, _Next
 
     def cost(by: str, failed: list[int]) -> float:

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from fedtailor.accounting import Releases, spent
-from fedtailor.local.noise import Noise
-from fedtailor.local.private import Private
-from fedtailor.privacy import Privacy
-from fedtailor.server.private import PrivateAggregator
+from fedtailor.experiment.privacy import Privacy
+from fedtailor.privacy.accountant import Releases, spent
+from fedtailor.privacy.noise import Noise
+from fedtailor.server.aggregation.private import PrivateAggregator
+from fedtailor.training.private_gradients import Private
 from tests.helpers import make_simulation
 
 TRIALS, DELTA = 2000, 1e-5

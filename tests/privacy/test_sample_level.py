@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.local.chain import Chain
-from fedtailor.local.client import Client, NotPrivate
-from fedtailor.local.isolation import isolated
-from fedtailor.local.noise import Noise
-from fedtailor.local.private import Private
+from fedtailor.client.private_queries import Counting, private_queries
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.messages import Message, State, Train, copied
 from fedtailor.method import Uploads
 from fedtailor.methods import all_methods
 from fedtailor.methods.lg_fedavg import LGFedAvg
 from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.scaffold import SCAFFOLD
-from fedtailor.preparing import Objects, prepare
-from fedtailor.sample_privacy import Counting, private_queries
-from fedtailor.simulation import Simulation
-from tests.federation.parts import Federation
+from fedtailor.privacy.noise import Noise
+from fedtailor.training.chain import Chain
+from fedtailor.training.client import Client, NotPrivate
+from fedtailor.training.isolation import isolated
+from fedtailor.training.private_gradients import Private
 from tests.helpers import assert_same, files, final, numbers
+from tests.sites.parts import Federation
 
 REFUSED = {
     "moon": "features",

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from fedtailor.errors import FedtailorError
-from fedtailor.federation.plan import read_plan
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.text import epsilon_text
+from fedtailor.sites.plan import read_plan
 from fedtailor.studies.conditions import conditions
-from fedtailor.text import epsilon_text
 from tests.cli.calling import Call, call
 
 __all__ = ["call"]

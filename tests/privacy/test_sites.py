@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.letters import read_letter
-from fedtailor.local.noise import Noise
-from tests.federation.parts import Federation, Recorded
+from fedtailor.messages.letters import read_letter
+from fedtailor.privacy.noise import Noise
+from tests.sites.parts import Federation, Recorded
 
 SHARED = "client, clip=0.5, noise=1.0, by=clients"
 

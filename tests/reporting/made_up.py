@@ -5,11 +5,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import fedtailor as ft
+from fedtailor._common.files import seal
+from fedtailor._common.toml import write_toml
 from fedtailor.experiment import deciding_settings, make_experiment
-from fedtailor.files import seal
 from fedtailor.methods import find_method
-from fedtailor.server.record import FORMAT, RunDirectory, versions
-from fedtailor.toml import write_toml
+from fedtailor.server.run_directory import FORMAT, RunDirectory, versions
 
 SAMPLES = 20  # each client's training samples
 

@@ -14,11 +14,11 @@ from matplotlib.transforms import Bbox
 
 import fedtailor as ft
 from fedtailor.reporting.figures import partition_in_words
+from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.interactive import chart
 from fedtailor.reporting.marks import NAME, PALETTE, Curve, Figure, Panel, Style, band_fill, short_names
 from fedtailor.reporting.page import html, prepare
 from fedtailor.reporting.paper import SETTINGS, draw, drawn_labels
-from fedtailor.reporting.runs import read_runs
 from tests.helpers import rewrite
 from tests.reporting.browser import CHROMIUM, Browser
 from tests.reporting.conftest import HOSPITALS

@@ -14,11 +14,11 @@ from fedtailor.method import Message, Server
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.reporting.diagnostics import diagnostics
 from fedtailor.reporting.figures import clients, curves, evenly, gains, partitions
+from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.interactive import chart
 from fedtailor.reporting.marks import GREY, PALETTE, Bars, Curve, Figure, Heat, Network, Points, Style, styles
 from fedtailor.reporting.page import Report, prepare
 from fedtailor.reporting.paper import draw, save
-from fedtailor.reporting.runs import read_runs
 from fedtailor.studies.summary import Summary, summarize
 from tests.reporting.conftest import OWN_FIGURES, SMALL
 from tests.reporting.made_up import made_up

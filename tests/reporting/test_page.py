@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
+from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.page import html, prepare
-from fedtailor.reporting.runs import read_runs
 from tests.cli.calling import Call, done, refusal
 from tests.helpers import rewrite
 from tests.reporting.browser import CHROMIUM, Browser

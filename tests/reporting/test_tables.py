@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 import fedtailor as ft
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.methods import CATALOGUE
 from fedtailor.reporting.tables import (
     Line,
@@ -24,7 +24,7 @@ from fedtailor.reporting.tables import (
     summarize,
     write_tables,
 )
-from fedtailor.studies.clients import client_table
+from fedtailor.studies.client_results import client_table
 from fedtailor.studies.measures import holm, wilcoxon
 from tests.reporting.made_up import made_up
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
+from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.runs import finish_run
+from fedtailor.engines.simulation import Simulation, create
 from fedtailor.experiment import make_experiment
 from fedtailor.messages import Evaluate, EvaluateShared, Reply, Request
-from fedtailor.preparing import Objects, prepare
-from fedtailor.runs import finish_run
-from fedtailor.simulation import Simulation, create
-from fedtailor.transport import InProcess
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 4, "max_train": 20, "model": "mlp:8", "rounds": 3}
 Change = Callable[[Request, Reply], Reply | None]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.local.layout import Layout
+from fedtailor.engines.workers import WINDOW
 from fedtailor.messages import Message
 from fedtailor.method import Total, Uploads
-from fedtailor.server.aggregation import Aggregator
-from fedtailor.transport.workers import WINDOW
+from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.training.layout import Layout
 from tests.helpers import digits
 
 SIZES = (3, 1, 5, 2)  # of four layers

@@ -9,8 +9,8 @@ import torch
 
 import fedtailor as ft
 from fedtailor.messages import State
+from fedtailor.messages.store import Store
 from fedtailor.server.checkpoint import MANIFEST, Checkpoint, Saved
-from fedtailor.store import Store
 from tests.helpers import assert_same, files
 from tests.killing import killed_while_writing
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from fedtailor.metric import ACCURACY, METRICS
 from fedtailor.server.evaluation import early_stop
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.runner import done
+from fedtailor.training.metrics import ACCURACY, METRICS
 from tests.helpers import numbers
 
 RMSE = METRICS["rmse"]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.local.metrics import measure, outputs
+from fedtailor.client.place import Sites
 from fedtailor.messages import Evaluate, EvaluateShared, Metrics
 from fedtailor.server.evaluation import Evaluator, averages, chosen_round
 from fedtailor.server.records import ClientsRecord, RoundRecord
-from fedtailor.site.sites import Sites
+from fedtailor.training.predictions import measure, outputs
 from tests.helpers import digits, numbers
 
 SMALL: dict[str, Any] = {

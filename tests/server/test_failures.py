@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.local.descent import batches, step_count
-from fedtailor.local.optimizer import OptimizerSettings
+from fedtailor.engines.in_process import InProcess
 from fedtailor.messages import Reply, Request, Train
 from fedtailor.method import Uploads
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.reporting.tables import FORMATS, write_tables
 from fedtailor.studies.summary import summarize
-from fedtailor.transport import InProcess
+from fedtailor.training.descent import batches, step_count
+from fedtailor.training.optimizer import OptimizerSettings
 from tests.helpers import digits, make_simulation
 
 

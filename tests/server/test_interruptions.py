@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import make_experiment
-from fedtailor.preparing import Objects, prepare
 from fedtailor.server.failures import MAX_FAILED_ROUNDS
 from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Simulation
 from tests.helpers import assert_same, files, final, numbers
 from tests.server.diary import Diary, armed
 

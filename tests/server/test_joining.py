@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.data.federated import FederatedData, Join
+from fedtailor.data.client_data import FederatedData, Join
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.scaffold import SCAFFOLD
+from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.page import html, prepare
-from fedtailor.reporting.runs import read_runs
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.summary import summarize
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, numbers, rewrite, uneven_clients
@@ -242,7 +242,7 @@ class TestRecord:
             ft.export(begin("fedavg", "other"), client="a", to="other-models")[0].with_suffix(".json").read_text()
         )
         assert about["experiment"] != other["experiment"]
-        from fedtailor.deploy.predicting import Model
+        from fedtailor.model_files.prediction import Model
 
         model = Model(file)
         samples = model.of_run(started, "north", "test")

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.simulation import Simulation, create, reopen
 from fedtailor.experiment import make_experiment
 from fedtailor.messages import Evaluate, Measured, Metrics, Reply, Request, Train
 from fedtailor.methods import all_methods
-from fedtailor.preparing import Objects, prepare
 from fedtailor.server.evaluation import chosen_round
 from fedtailor.server.records import RoundRecord
-from fedtailor.simulation import Simulation, create, reopen
 from tests.helpers import digits, make_simulation, numbers
 from tests.server.changing import SMALL, Change, Changed, is_evaluation, recorded, silent, without
 

@@ -3,7 +3,7 @@
 import pytest
 
 import fedtailor as ft
-from fedtailor.participation import Participation
+from fedtailor.experiment.participation import Participation
 
 
 def test_a_fixed_number_or_fraction() -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.local.metrics import measure, outputs
 from fedtailor.methods.ditto import Ditto
 from fedtailor.server.records import RoundRecord
+from fedtailor.training.predictions import measure, outputs
 from tests.helpers import assert_same, defined, final, numbers
 from tests.reference.batches import stream
 

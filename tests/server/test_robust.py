@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.local.layout import Layout
+from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.messages import Message
 from fedtailor.method import Total, Uploads
 from fedtailor.methods import all_methods, find_method
-from fedtailor.robust import Rule
-from fedtailor.server.aggregation import Aggregator
-from fedtailor.server.robust_aggregation import NormBoundAggregator, RobustAggregator, bounded
+from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation.robust import NormBoundAggregator, RobustAggregator, bounded
+from fedtailor.training.layout import Layout
 from tests.helpers import assert_same, final
 from tests.server.robust import MATRIX_RULES, SMALL
 

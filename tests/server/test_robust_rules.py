@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.server import robust_rules
-from fedtailor.server.robust_rules import (
+from fedtailor.server.aggregation import rules as robust_rules
+from fedtailor.server.aggregation.rules import (
     geometric_median,
     krum,
     median,

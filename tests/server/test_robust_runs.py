@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import fedtailor as ft
+from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.method import Uploads
 from fedtailor.methods import all_methods
-from fedtailor.robust import Rule
 from tests.helpers import assert_same, digits, final, numbers
 from tests.server.robust import MATRIX_RULES, RULES, SMALL
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor import files as file_module
-from fedtailor.files import append, seal, unseal, write_atomically
+from fedtailor._common import files as file_module
+from fedtailor._common.files import append, seal, unseal, write_atomically
 from fedtailor.server.checkpoint import read_manifest
-from fedtailor.server.record import FORMAT, RunDirectory, versions
 from fedtailor.server.records import RoundRecord
+from fedtailor.server.run_directory import FORMAT, RunDirectory, versions
 from fedtailor.studies.comparison import Comparing, make_comparison
 from fedtailor.studies.runner import done, perform
 from tests.helpers import assert_same, files, final, numbers, rewrite
@@ -709,7 +709,9 @@ def test_a_second_writer_is_noticed_before_anything_is_written(tmp_path: Path) -
 
 def test_a_run_that_cannot_begin_leaves_no_lock_in_this_process(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("fedtailor.simulation.make_transport", lambda *_: (_ for _ in ()).throw(ft.FedtailorError("no")))
+        broken.setattr(
+            "fedtailor.engines.simulation.make_transport", lambda *_: (_ for _ in ()).throw(ft.FedtailorError("no"))
+        )
         with pytest.raises(ft.FedtailorError, match=r"^no$"):
             ft.resume(half)
     check_whole(ft.resume(half))

@@ -314,7 +314,7 @@ def test_advise_says_when_the_samples_cannot_tell(call: Call) -> None:  # noqa: 
 
 
 def test_the_words_of_each_answer() -> None:
-    from fedtailor.cli.advising import command
+    from fedtailor.cli.advise import command
     from fedtailor.studies.advised import sentences
 
     def answer(chosen: str | None, gain: float, **settings: Any) -> Advice:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
-from fedtailor.api import Table
-from fedtailor.metric import LOSS
-from fedtailor.reporting.clients import clients_csv, clients_html, rich_clients
+from fedtailor._common.text import SafeConsole
+from fedtailor.reporting.client_tables import clients_csv, clients_html, rich_clients
+from fedtailor.reporting.found_runs import read_runs
+from fedtailor.reporting.functions import Table
 from fedtailor.reporting.page import html, prepare
-from fedtailor.reporting.runs import read_runs
 from fedtailor.reporting.tables import write_tables
-from fedtailor.studies.clients import ClientTable, client_table
+from fedtailor.studies.client_results import ClientTable, client_table
 from fedtailor.studies.summary import Summary, summarize
-from fedtailor.text import SafeConsole
+from fedtailor.training.metrics import LOSS
 from tests.helpers import rewrite
 from tests.reporting.made_up import made_up
 

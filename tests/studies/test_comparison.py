@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.toml import write_toml
+from fedtailor.engines.runs import OnRound
 from fedtailor.experiment import read_experiment
-from fedtailor.runs import OnRound
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import FILE, Comparing, make_comparison, planned_runs
-from fedtailor.toml import write_toml
 from tests.helpers import numbers
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "epochs": 1, "model": "mlp:16", "engine": "in-process"}

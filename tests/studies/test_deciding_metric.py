@@ -207,7 +207,7 @@ class TestARegression:
 class TestAdvice:
     def candidates(self, mine: list[float], base: list[float], metric: str) -> list[Candidate]:
         from fedtailor.experiment import make_experiment
-        from fedtailor.metric import METRICS
+        from fedtailor.training.metrics import METRICS
 
         return [
             Candidate(title, make_experiment({}), rounds=8, values=dict(enumerate(values)), metric=METRICS[metric],

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor.files import seal
-from fedtailor.presets import Preset, Row, find_preset
+from fedtailor._common.files import seal
+from fedtailor.client.site import Site
 from fedtailor.reporting.marks import Curve
 from fedtailor.reporting.reproduced import draw_outcome, figure_of
 from fedtailor.server.records import Plain
-from fedtailor.site.site import Site
 from fedtailor.studies.branches import shared_branches
 from fedtailor.studies.measures import individual_gains
 from fedtailor.studies.outcome import add_histogram, add_speedups, further_tables, last_round, markdown
+from fedtailor.studies.presets import Preset, Row, find_preset
 from fedtailor.studies.reproduction import Reproduction
 from tests.studies.parts import SMALL, work
 

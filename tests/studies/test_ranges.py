@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment import SEARCH
 from fedtailor.methods import CATALOGUE, all_methods, find_method
 from fedtailor.studies.ranges import parse_range, search_ranges

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.client.site import Site
+from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import make_experiment
-from fedtailor.local.isolation import isolated
 from fedtailor.messages import Metrics
-from fedtailor.preparing import Objects, Prepared, prepare
-from fedtailor.presets import Preset, Row, find_preset
 from fedtailor.server.records import RoundRecord
-from fedtailor.site.site import Site
 from fedtailor.studies.explicit import MU, RATE, STEPS, accuracies, personalize
 from fedtailor.studies.outcome import markdown
+from fedtailor.studies.presets import Preset, Row, find_preset
 from fedtailor.studies.reproduction import Reproduction, counted_samples, run_cost
 from fedtailor.studies.runner import run_name
+from fedtailor.training.isolation import isolated
 from tests.reference.batches import stream
 from tests.studies.parts import SMALL, work
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import seal
+from fedtailor.engines.preparation import Objects, partition_data
 from fedtailor.experiment import make_experiment, read_experiment
-from fedtailor.files import seal
-from fedtailor.preparing import Objects, partition_data
+from fedtailor.messages.transport import Transport
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.trials import Budget, Trial
-from fedtailor.studies.tuning import LATE, WORSE, Tuner
-from fedtailor.transport import Transport
+from fedtailor.studies.tuner import LATE, WORSE, Tuner
 from tests.helpers import Quadratic, mean_output
 from tests.killing import killed_while_writing
 

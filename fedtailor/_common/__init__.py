@@ -1,0 +1,1 @@
+"""Errors, files, text and imports: what every room may use, and what knows none of them."""

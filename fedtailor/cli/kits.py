@@ -1,0 +1,142 @@
+"""`fedtailor deploy plan`, `approve` and `doctor`, `fedtailor site request` and `install`: keys and kits."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedtailor.cli.display import out as screen
+from fedtailor.cli.display import visible
+
+if TYPE_CHECKING:
+    from fedtailor.sites.plan import Plan
+
+Site = Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file", show_default=False)]
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="a new directory for the kits")] = Path("kits"),
+    central: Annotated[
+        bool, typer.Option("--central", help="make all private keys here, those of the sites too: for trials")
+    ] = False,
+) -> None:
+    """Check a plan, and make a directory for each role: what to run, and its keys.
+
+    Private keys of the sites are made at the sites: send each its directory. `--central` makes them here, for trials.
+
+    [bold]Examples[/]
+      fedtailor deploy plan federation.toml --out kits
+      fedtailor deploy plan federation.toml --out trial --central
+    """
+    from fedtailor.sites.kits import make_kits
+
+    made = make_kits(file, out, central)
+    _say(f"The kits of {made.name} are in {out}: {_counted(len(made.sites), 'site')}, the server and its admin.")
+    _say(_code(made))
+    if central:
+        _say(
+            f"All private keys were made here, those of the root and of every site too. They are locked away in {out} "
+            "(mode 0600), but who has this directory can pass for any site: use it for trials only."
+        )
+        _say(f"Each site's directory in {out} is ready: see its README.md.")
+    else:
+        _say(
+            f"The root's private key is in {out / 'ca'}: keep it to yourself. The sites make their own: send each its "
+            "directory (nothing in it is secret), and sign the request that comes back:"
+        )
+        _say(f"  fedtailor deploy approve {out} {made.sites[0]}.request.zip")
+
+
+def approve(
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="the directory of deploy plan", show_default=False)],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="what a site sent", show_default=False)],
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(metavar="SHA256:…", help="the request's, as the site told it by telephone", show_default=False),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="the site lost its key, or renews its certificate")] = False,
+) -> None:
+    """Sign the request of a site, so that it may take part.
+
+    The answer is to be sent back. A site that is not in the plan is refused.
+    """
+    from fedtailor.sites.kits import approve as sign
+    from fedtailor.sites.kits.exchange import request_fingerprint
+
+    signed = sign(kits, request, fingerprint, again)
+    if fingerprint is None:
+        _say(f"Let {signed.site} read the fingerprint of its request to you by telephone before you send anything:")
+        _say(f"  {request_fingerprint(request)}")
+    _say(f"Signed. Send {signed.file} to {signed.site}, and tell this fingerprint by telephone, not by mail:")
+    _say(f"  {signed.fingerprint}")
+
+
+def request(site: Site) -> None:
+    """Make the site's keys, which stay here, and a request to be signed."""
+    from fedtailor.sites.kits import request_kit
+
+    made = request_kit(site)
+    _say(f"The key of {made.site} is made, and stays here.")
+    _say(f"Send {made.file} to the coordinator, and tell its fingerprint by telephone, not by mail:")
+    _say(f"  {made.fingerprint}")
+
+
+def install(
+    site: Site,
+    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="what the coordinator sent", show_default=False)],
+    fingerprint: Annotated[
+        str, typer.Option(metavar="SHA256:…", help="as the coordinator told it by telephone", show_default=False)
+    ],
+) -> None:
+    """Make the site's kit from the coordinator's answer.
+
+    It has the safe policies: `fedtailor deploy doctor` checks them.
+    """
+    from fedtailor.sites.kits import install as make
+
+    kit = make(site, answer, fingerprint)
+    _say(f"The kit is in {kit}. Check it with `fedtailor deploy doctor {site}`, then `fedtailor site start {site}`.")
+
+
+def doctor(
+    kit: Annotated[
+        Path, typer.Argument(metavar="KIT", help="a kit, a site's file, or a site's directory", show_default=False)
+    ],
+) -> None:
+    """Check a kit, or a running site, for unsafe settings and old certificates.
+
+    For each it says how to mend it. The exit code is 1 if there is any. For fedtailor itself and its machine
+    there is another command: fedtailor doctor.
+    """
+    from fedtailor.sites.kits import doctor as look
+
+    found = look(kit)
+    for number, finding in enumerate(found, 1):
+        _say(f"{number}. {finding.what}")
+        _say(f"   Mend it: {finding.mend}")
+    if found:
+        raise typer.Exit(1)
+    _say(f"{kit}: nothing found.")
+
+
+def _say(text: str) -> None:
+    screen.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _code(plan: "Plan") -> str:
+    """Say whether the plan names code that is not of the catalogue."""
+    from fedtailor.engines.runs import named_code
+
+    terms = plan.terms()
+    own = list(named_code(terms).values())
+    if not own:
+        return f"All of the catalogue: method {terms.method}, network {terms.model}, loss {terms.loss}."
+    return (
+        f"Named code: {', '.join(own)}. Each site must have it installed, and name it under allow in its site.toml; "
+        "nothing is sent."
+    )

@@ -1,0 +1,418 @@
+"""`fedtailor run`, `resume` and `show`."""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.text import Text
+
+from fedtailor._common.errors import FedtailorError
+from fedtailor.cli.completion import from_names, methods_and_files, runs, runs_and_comparisons
+from fedtailor.cli.display import (
+    RoundProgress,
+    announce,
+    decimals,
+    epsilon_text,
+    err,
+    human_bytes,
+    json_text,
+    network_lines,
+    out,
+    plain_table,
+    print_setup,
+    progress_bars,
+    results_table,
+    setup_lines,
+    visible,
+    working,
+)
+from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, choices, experiment_options, parse_assignments
+from fedtailor.experiment import (
+    SETTING_NAMES,
+    Evaluation,
+    Experiment,
+    in_sections,
+    make_experiment,
+    merged,
+    read_experiment,
+)
+
+if TYPE_CHECKING:
+    from fedtailor.engines.preparation import Prepared
+    from fedtailor.engines.result import RunResult
+    from fedtailor.experiment.tuned import TunedSettings
+    from fedtailor.training.metrics import Metric
+
+INTERRUPTED = 130
+CLIENTS = 30  # that `show` lists at most
+ENGINES = choices(Experiment.model_fields["engine"])
+EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution", "show_default": False}
+
+
+@experiment_options(*RUN_GROUPS)
+def run(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD|FILE.toml",
+            show_default=False,
+            help="methods, or experiment files",
+            autocompletion=methods_and_files,
+        ),
+    ],
+    settings: dict[str, Any],
+    assignments: Assignments = None,
+    tuned: TunedFrom = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help=r"the run directory \[runs/METHOD-DATA-1, -2, …]",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", rich_help_panel="Output", help="say where the time went")
+    ] = False,
+) -> None:
+    """Run one method, or several side by side on the same clients.
+
+    [bold]Examples[/]
+      fedtailor run fedavg --data digits --clients 20 --rounds 30
+      fedtailor run local fedavg ditto --partition classes:2 --participation 0.25
+      fedtailor run ditto --set lam=0.5 --out runs/ditto-half
+      fedtailor run experiment.toml --seed 1
+      fedtailor run ditto --settings tuned:digits
+
+    Every run directory holds the complete experiment.toml that repeats it.
+
+    What a file turns on, like tensorboard, is turned off by --no-tensorboard.
+    """
+    from fedtailor.experiment.tuned import find_settings, tuned_in_words
+
+    try:
+        with working("setting up"):
+            found = None if tuned is None else find_settings(tuned)
+            experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
+            paths = _directories(experiments, to)
+            prepared = _prepare(experiments)
+    except KeyboardInterrupt:
+        _interrupted(None)
+    from fedtailor.engines.runs import run_prepared
+
+    announce(setup_lines(prepared))
+    results: list[RunResult] = []
+    with progress_bars() as bars:
+        for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
+            bar = RoundProgress(bars, experiment.method, experiment.rounds)
+            try:
+                results.append(run_prepared(experiment, ready, path, bar.round, bar.start))
+            except KeyboardInterrupt:
+                bars.stop()
+                if results:
+                    out.print(results_table(results))
+                _interrupted(path)
+    out.print(results_table(results))
+    if found is not None and found.tuned is not None:
+        out.print(tuned_in_words(found.tuned), highlight=False)
+    if profile:
+        out.print(_profile_table(results))
+    for path in paths:
+        out.print(f"Recorded in {path}", highlight=False, soft_wrap=True)
+
+
+def resume(
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)
+    ],
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", help="go on to more rounds than were asked for", show_default=False)
+    ] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="worker processes", **EXECUTION)] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(ENGINES), autocompletion=from_names(ENGINES), help="where clients run", **EXECUTION
+        ),
+    ] = None,
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="the Ray cluster", **EXECUTION)] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="seconds that a client may take for its work in a round", **EXECUTION),
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="where data sets lie now", **EXECUTION)] = None,
+    add_client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH|CLIENT",
+            help="data of new clients that take part from now on, or one that the run held out; may be repeated",
+            show_default=False,
+        ),
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
+) -> None:
+    """Continue an interrupted run from its last checkpoint.
+
+    The numbers are those of a run that was never interrupted.
+
+    With --add-client, new clients join it: those that a file (npz, CSV, folder) names, or one with all its samples,
+    named NAME or like the file; or a client that the run held out (run --new-clients). They are split as the run's
+    clients are. A run that is finished needs more --rounds for them.
+
+    [bold]Examples[/]
+      fedtailor resume runs/ditto-digits-1
+      fedtailor resume runs/pgfed --add-client north=hospital-north.csv --rounds 40
+    """
+    from fedtailor.engines.runs import resume as resume_run
+
+    given = {"rounds": rounds, "workers": workers, "engine": engine, "address": address, "deadline": deadline}
+    given |= {"data_dir": data_dir}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with progress_bars() as bars:
+        bar = RoundProgress(bars, str(directory), None)
+        try:
+            result = resume_run(
+                directory,
+                add_clients=add_client,
+                trust=trust,
+                on_round=bar.round,
+                on_start=bar.start,
+                **changes,
+            )
+        except KeyboardInterrupt:
+            bars.stop()
+            _interrupted(directory)
+    out.print(results_table([result]))
+
+
+def show(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="a run, or a comparison", show_default=False, autocompletion=runs_and_comparisons
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished."""
+    if (directory / "comparison.toml").is_file():
+        from fedtailor.cli.show import show_comparison
+
+        show_comparison(directory, json)
+        return
+    from fedtailor.engines.runs import load
+    from fedtailor.server.records import plain_metrics
+    from fedtailor.server.run_directory import RunDirectory
+
+    check_run(directory)
+    result = load(directory)
+    if json:
+        clients = [
+            {"client": client, "name": result.names[client], "hostile": client in result.hostile}
+            | plain_metrics(metrics)
+            for client, metrics in result.per_client.items()
+        ]
+        typer.echo(json_text({**result.summary(), "per_client": clients}))
+        return
+    if setup := RunDirectory(directory).setup():
+        print_setup(network_lines([setup]))
+    if not result.rounds:
+        out.print(f"{directory}: no round is finished yet. Continue with: {continue_with(directory)}")
+        return
+    out.print(results_table([result]))
+    out.print(_rounds_table(result))
+    if result.per_client:
+        out.print(_clients_table(result, directory))
+    if not result.finished:
+        out.print(f"Not finished. Continue with: {continue_with(directory)}", soft_wrap=True)
+
+
+def _experiments(
+    what: list[str], options: dict[str, Any], assignments: dict[str, Any], tuned: "TunedSettings | None" = None
+) -> list[Experiment]:
+    """Make the experiment of each METHOD or FILE, with the command line's settings over the file's, and `tuned` ones
+    beside them. A parameter is set for those of the methods that have it."""
+    from fedtailor.experiment.tuned import for_run
+    from fedtailor.methods import find_method, method_class
+
+    bases = [word_settings(word) for word in what]
+    fields = [method_class(str(base.get("method", "fedavg"))).model_fields for base in bases]
+    for name in assignments:
+        check_assignment(name, {parameter for known in fields for parameter in known}, what)
+    experiments = []
+    for base, known in zip(bases, fields, strict=True):
+        settings = merged(base, options)
+        for name, value in assignments.items():
+            section, _, inner = name.rpartition(".")
+            if section or name in known:
+                settings = merged(settings, {section or "parameters": {inner: value}})
+            elif name in SETTING_NAMES:
+                settings = merged(settings, in_sections({name: value}))
+        if tuned is not None:
+            settings = for_run(settings, tuned, str(base.get("method", "fedavg")))
+        experiments.append(make_experiment(settings))
+        find_method(experiments[-1].method, experiments[-1].parameters)
+    return experiments
+
+
+def word_settings(word: str) -> dict[str, Any]:
+    """Read the settings that a METHOD or FILE.toml stands for."""
+    path = Path(word)
+    if word.endswith(".toml"):
+        return read_experiment(path)
+    if (path / "experiment.toml").is_file():
+        raise FedtailorError(
+            f"{word} is a run: go on with `fedtailor resume {word}`, or repeat {word}/experiment.toml."
+        )
+    if "," in word or path.is_file():
+        raise FedtailorError(f"{word!r} is no method: put spaces between methods, and .toml behind a file's name.")
+    return {"method": word}
+
+
+def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
+    """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
+    settings = [*SETTING_NAMES, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
+    if name in parameters or name in settings or name.startswith("parameters."):
+        return
+    near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)
+    own = f"has the parameters {', '.join(sorted(parameters))}" if parameters else "has no parameters"
+    hint = f"did you mean {near[0]!r}?" if near else f"{' or '.join(what)} {own}, and the settings are in run --help."
+    raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
+
+
+def _prepare(experiments: list[Experiment]) -> list["Prepared"]:
+    """Load the data and build the networks of all experiments, so that what is wrong is found before the first run."""
+    from fedtailor.studies.runner import PreparedRuns
+
+    runs = PreparedRuns()
+    return [runs.prepare(experiment) for experiment in experiments]
+
+
+def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
+    """Name each run's directory: below DIR if there are several runs, numbered if no DIR is given."""
+    from fedtailor.server.run_directory import check_free, new_directory
+
+    if to is not None:
+        paths = (
+            [to / experiment.method.replace(":", ".") for experiment in experiments] if len(experiments) > 1 else [to]
+        )
+    else:
+        names = [f"{e.method.replace(':', '.')}-{Path(e.data.replace(':', '-')).stem}" for e in experiments]
+        paths = [new_directory(name) for name in names]
+    if len(set(paths)) < len(paths):
+        raise FedtailorError("The same method is named twice: run it in two commands.")
+    for path in paths:
+        check_free(path)
+    return paths
+
+
+def _interrupted(path: Path | None) -> NoReturn:
+    begun = path is not None and (path / "experiment.toml").is_file()
+    err.print(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.", soft_wrap=True)
+    raise typer.Exit(INTERRUPTED)
+
+
+def _profile_table(results: list["RunResult"]) -> Any:
+    """A table of the seconds spent in each part of the rounds, and of training samples per second."""
+    from fedtailor.studies.measures import samples_per_second
+
+    table = plain_table("Where the time went, in seconds of all rounds")
+    phases = ("sending", "training", "aggregation", "evaluation", "checkpoints")
+    for name in ("method", *phases, "the rest", "samples/s"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for result in results:
+        spent = result.simulation.loop.phases
+        within = sum(seconds for phase, seconds in spent.items() if phase != "checkpoints")
+        rest = sum(record.seconds for record in result.rounds) - within
+        speed = samples_per_second(result)
+        cells = [*(spent.get(phase, 0.0) for phase in phases), max(0.0, rest)]
+        table.add_row(
+            result.experiment.method, *(f"{cell:.2f}" for cell in cells), "–" if speed is None else f"{speed:,.0f}"
+        )
+    return table
+
+
+def _rounds_table(result: "RunResult") -> Any:
+    """A table of the rounds, about twenty of them at most."""
+    table, metric = plain_table("Rounds"), result.metric
+    missing = any(record.missing for record in result.rounds)
+    private = any(record.epsilon is not None for record in result.rounds)
+    counts = ("participants", "failed", *(["not measured"] if missing else []), *(["ε"] if private else []))
+    for name in ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds"):
+        table.add_column(name, justify="right")
+    step = max(1, -(-len(result.rounds) // 20))
+    for record in result.rounds[step - 1 :: step]:
+        table.add_row(
+            str(record.round),
+            metric.text(metric.of(record)),
+            metric.text(record.std),
+            decimals(record.loss),
+            str(len(record.participants)),
+            str(len(record.failed)),
+            *([str(len(record.missing))] if missing else []),
+            *([epsilon_text(record.epsilon)] if private else []),
+            human_bytes(record.bytes_up),
+            human_bytes(record.bytes_down),
+            f"{record.seconds:.2f}",
+        )
+    return table
+
+
+def _clients_table(result: "RunResult", directory: Path) -> Any:
+    """A table of the clients, the worst first: all, or the worst of many."""
+    from collections import Counter
+
+    metric, metrics = result.metric, _shown_metrics(result)
+    of = {client: metric.of(measured) for client, measured in result.per_client.items()}
+    ranked = sorted(of, key=lambda client: (of[client] is None, metric.gain(of[client] or 0.0, 0.0)))
+    shown = ranked if len(ranked) <= CLIENTS else ranked[: CLIENTS - 10]
+    note = "" if shown == ranked else f"All clients: fedtailor show {directory} --json"
+    table = plain_table(f"Clients, the worst {len(shown)} of {len(ranked)} first", caption=Text(visible(note)))
+    called = Counter(client for record in result.rounds for client in record.participants)
+    columns = ["client", *(each.title for each in metrics), "train", "test", "rounds", "failed"]
+    for name in columns if result.failures else columns[:-1]:
+        words = name.split()  # below each other: at 80 columns no word of a header is cut
+        table.add_column("\n".join(words), justify="right", min_width=max(map(len, words)))
+    for client in shown:
+        table.add_row(
+            visible(result.names[client] + (" (hostile)" if client in result.hostile else "")),
+            *(each.text(each.of(result.per_client[client])) for each in metrics),
+            f"{result.partition['n_train'][client]:,}",
+            f"{result.per_client[client].n_samples:,}",
+            str(called[client]),
+            *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
+        )
+    return table
+
+
+def continue_with(directory: Path) -> str:
+    """Name the command that goes on with a run: where its clients are real sites, the coordinator's."""
+    from fedtailor.data.agreement import FILE
+
+    real = (directory / FILE).is_file()
+    return f"fedtailor deploy run PLAN.toml --out {directory}" if real else f"fedtailor resume {directory}"
+
+
+def check_run(directory: Path) -> None:
+    """Refuse a directory that is no run, but has some inside: name one of them."""
+    files = (file for name in ("experiment.toml", "comparison.toml") for file in directory.glob(f"*/{name}"))
+    inside = sorted(file.parent for file in files)
+    if inside and not (directory / "experiment.toml").is_file():
+        raise FedtailorError(
+            f"{directory} has runs inside: show one of them, like {inside[0]}, or make a page of all with `fedtailor "
+            f"report {directory}`."
+        )
+
+
+def _shown_metrics(result: "RunResult") -> list["Metric"]:
+    """List the metrics that some client has, the one that decides first; the log loss alone where it is the loss."""
+    from fedtailor.training.metrics import LOSS, METRICS
+
+    measured = result.per_client.values()
+    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in measured)]
+    if all(METRICS["log_loss"].of(metrics) == LOSS.of(metrics) for metrics in measured):
+        some.remove(LOSS)
+    return list(dict.fromkeys([result.metric, *some]))

@@ -1,0 +1,230 @@
+"""`fedtailor site check`: the page that a hospital's engineer reads before anything is joined."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedtailor.cli.display import json_text, marked, out, plain_table, visible
+from fedtailor.experiment.privacy import Privacy
+
+if TYPE_CHECKING:
+    from fedtailor.sites.findings import Findings
+    from fedtailor.sites.preview import Preview
+    from fedtailor.sites.rehearsal import Exchange, Sent
+
+ASKED = {"train": "training", "evaluate": "evaluation", "evaluate shared": "evaluation"}
+ENTRIES = {
+    "site": "its name",
+    "run": "its name",
+    "asked": "train or evaluate",
+    "round": "its number",
+    "client": "the site's number",
+    "version": "the round of the site's state",
+    "differentiated": "number of gradients computed",
+    "seconds": "of work",
+}
+SHOWN_CLASSES = 20
+CANNOT_JOIN = 1  # the exit code
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="all of it, for programs")] = False,
+) -> None:
+    """Read the site's data, and show exactly what would leave. Nothing is sent.
+
+    It says what was found in the data, what keeps the site from joining and how to mend it, each fact that the site
+    declares, each tensor that goes up and down in the rounds, and what never leaves. Exit code 0: the site can join; 1:
+    it cannot.
+
+    [bold]Examples[/]
+      fedtailor site check site.toml
+      fedtailor site check site.toml --json
+    """
+    from fedtailor.sites.preview import preview
+    from fedtailor.sites.site_file import read_site
+
+    site = read_site(file)
+    found = preview(site, site.read_plan())
+    if json:
+        typer.echo(json_text(found.plain()))
+    else:
+        _show(found)
+    if found.problems:
+        raise typer.Exit(CANNOT_JOIN)
+
+
+def _show(found: "Preview") -> None:
+    experiment, sites = found.plan.terms(), len(found.plan.sites)
+    _say(f"Site {found.site} in the federation {found.plan.name}: {experiment.method}, {sites} sites.", "bold")
+    _say("Nothing is sent, and nothing is written.\n")
+    _show_data(found)
+    if found.hello:
+        _show_declared(found)
+    if found.rehearsal:
+        _show_rounds(found)
+        _show_never()
+    if found.problems:
+        _say("")
+        if not found.rehearsal:
+            _say("What would leave is shown when these are mended:")
+        for problem in found.problems:
+            out.print(marked("✗", "bold red", problem), highlight=False)
+        count = len(found.problems)
+        _say(f"\nThe site cannot join yet: {count} thing{'s' if count > 1 else ''} to mend.", "bold red")
+    else:
+        _say("\nThe site can join.", "bold green")
+
+
+def _say(text: str, style: str = "") -> None:
+    out.print(Text(text, style=style), highlight=False)
+
+
+# --- the data ---
+
+
+def _show_data(found: "Preview") -> None:
+    findings, hello = found.findings, found.hello
+    if findings.dataset is None:
+        _say(f"{found.data} could not be read.")
+        return
+    _say(f"1. Found in {visible(found.data)} (this part stays here)", "bold")
+    split = ""
+    if hello:
+        own = any(one.kind == "split" for one in findings.columns)
+        split = f": {hello.train:,} for training, {hello.validation:,} for validation, {hello.test:,} for testing, "
+        split += "as the split column says" if own else "by a hash of each row"
+    _say(f"{findings.rows:,} rows{split}.")
+    if findings.classes:
+        often = list(findings.classes.items())
+        words = ", ".join(f"{visible(name)} ({count:,})" for name, count in often[:SHOWN_CLASSES])
+        more = f" and {len(often) - SHOWN_CLASSES} more" if len(often) > SHOWN_CLASSES else ""
+        where = next((f" in {visible(one.name)}" for one in findings.columns if one.kind == "label"), "")
+        _say(f"{len(often)} classes{where}: {words}{more}.")
+    if findings.columns:
+        _show_columns(findings)
+    for note in findings.notes:
+        out.print(marked("Note:", "yellow", note), highlight=False)
+
+
+def _show_columns(findings: "Findings") -> None:
+    table = _table("column", "as", "missing", "values", "not declared", right=(2, 3, 4))
+    for one in (one for one in findings.columns if one.kind not in ("ignored", "label")):
+        numbers = [one.missing, one.values, one.rare]
+        table.add_row(visible(one.name), one.kind, *(f"{number:,}" if number else "·" for number in numbers))
+    out.print(table)
+    if ignored := [visible(one.name) for one in findings.columns if one.kind == "ignored"]:
+        _say(f"Ignored columns: {', '.join(ignored)}.")
+
+
+# --- what leaves ---
+
+
+def _show_declared(found: "Preview") -> None:
+    hello = found.hello
+    assert hello is not None
+    _say("\n2. Leaves once, when the site joins: these facts, and no others", "bold")
+    plain = hello.model_dump(mode="json")
+    facts = plain.pop("facts")
+    table = _table("fact", "value")
+    for name, value in plain.items():
+        if name == "data" and not found.secret:
+            value = "a checksum with the site's own secret, which is made at its first start"
+        table.add_row(name, value if isinstance(value, str) else json_text(value, indent=None))
+    out.print(table)
+    if facts:
+        _say("facts, of each column of the training rows:")
+        names = list(facts[0])
+        table = _table(*names, right=tuple(n for n, name in enumerate(names) if name not in ("name", "kind", "values")))
+        for fact in facts:
+            table.add_row(*(_cell(fact[name]) for name in names))
+        out.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(visible, value)) or "·"
+    return visible(value)
+
+
+def _show_rounds(found: "Preview") -> None:
+    rehearsal = found.rehearsal
+    assert rehearsal is not None
+    trained = [each for each in rehearsal.exchanges if each.asked == "train"]
+    others = [each for each in rehearsal.exchanges if each.asked != "train"]
+    _say("\n3. Leaves in the rounds", "bold")
+    out.print(_tensors([(f"training, {_rounds(each.rounds)}", each.up) for each in trained], seen=True))
+    _say(
+        "The server receives every site's tensors. Of those of which it sees a mean, the method and the records get "
+        "nothing else."
+    )
+    if wanted := found.plan.terms().privacy:
+        _say(Privacy.parse(wanted).in_words(simulated=False))
+    for each in (*trained, *others):
+        if each.asked != "train" or each.metrics:
+            _say(f"Evaluation, {_rounds(each.rounds)}: {_metrics(each, found.tells)}")
+    entries = dict.fromkeys(name for each in rehearsal.exchanges for name in each.header)
+    _say(f"Each letter also says: {', '.join(f'{name} ({ENTRIES[name]})' for name in entries)}.")
+    _say(f"If something fails: nothing but one of these words: {', '.join(found.faults)}.")
+    _say("At the end: that the site's model file is written, and nothing of it.")
+    if found.open:
+        _say(f"Sizes are as if all sites were like this one. They also depend on {'; '.join(found.open)}.", "yellow")
+    _say("\n4. Comes down", "bold")
+    down = [("at the beginning", rehearsal.begin)]
+    down += [(f"{ASKED[each.asked]}, {_rounds(each.rounds)}", each.down) for each in (*trained, *others)]
+    out.print(_tensors([(when, tensors) for when, tensors in down if tensors], seen=False))
+    _say("Beside these, at the beginning: the experiment, the sites' names, the classes, the features' constants.")
+
+
+def _metrics(each: "Exchange", tells: str) -> str:
+    if not each.metrics:
+        return "nothing but that it was done." if tells == "none" else "no metrics."
+    how = {"exact": "as they are", "rounded": "rounded to two decimals"}.get(tells, tells)
+    names = next(iter(each.metrics.values()))
+    return f"{', '.join(names)} on the {' and '.join(each.metrics)} samples, {how}."
+
+
+def _tensors(groups: Sequence[tuple[str, Sequence["Sent"]]], seen: bool) -> Table:
+    """List tensors by when they pass."""
+    table = _table("when", "tensor", "shape", "type", "bytes", *(["the server sees"] if seen else []), right=(4,))
+    for when, tensors in groups:
+        if not tensors:
+            table.add_row(when, "none")
+        for number, one in enumerate(tensors):
+            shape = "×".join(map(str, one.shape)) or "one number"
+            cells = [visible(one.name), shape, one.dtype, f"{one.bytes:,}", *([one.seen] if seen else [])]
+            table.add_row("" if number else when, *cells)
+        if len(tensors) > 1:
+            table.add_row("", "in all", "", "", f"{sum(one.bytes for one in tensors):,}", style="dim")
+    return table
+
+
+def _rounds(rounds: Sequence[int]) -> str:
+    """Name rounds in words: round 1, rounds 2 to 30, rounds 2, 5, 6 … (12 rounds)."""
+    first, last = rounds[0], rounds[-1]
+    if first == last:
+        return f"round {first}"
+    if last - first + 1 == len(rounds):
+        return f"rounds {first} to {last}"
+    few = ", ".join(map(str, rounds[:5]))
+    return f"rounds {few} … ({len(rounds)} rounds)" if len(rounds) > 5 else f"rounds {few}"
+
+
+def _show_never() -> None:
+    from fedtailor.sites.preview import NEVER_LEAVES
+
+    _say("\n5. Never leaves", "bold")
+    for words in NEVER_LEAVES:
+        _say(f"- {words}")
+
+
+def _table(*columns: str, right: Sequence[int] = ()) -> Table:
+    table = plain_table("")
+    table.title, table.show_edge = None, False
+    for number, name in enumerate(columns):
+        table.add_column(name, style="bold" if number == 0 else "", justify="right" if number in right else "left")
+    return table

@@ -1,0 +1,99 @@
+"""Loading a data set by name (a published one of the catalogue) or by path (the user's own)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, synthetic
+from fedtailor.data import info as information
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.info import DataInfo, Reader
+from fedtailor.data.table import Purpose, TableSettings, column_names, is_table, read_table
+
+MODULES = (synthetic, idx, cifar, medmnist, omniglot)
+DATA_SETS: dict[str, tuple[DataInfo, Reader]] = {
+    info.name: (info, reader) for module in MODULES for info, reader in module.DATA_SETS
+}
+
+
+def catalogue() -> list[DataInfo]:
+    """List the data sets that are known by name."""
+    return [info for info, _ in DATA_SETS.values()]
+
+
+def load(
+    name: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    image_size: int | None = None,
+    labelled: bool = True,
+    regression: bool = False,
+    knows: Mapping[str, str] | None = None,
+    **settings: Unpack[TableSettings],
+) -> Dataset:
+    """Read a data set of the catalogue by name, or the user's own npz, table, folder or LEAF's JSON by path.
+
+    `settings` are for a table: `label_column`, `client_column`, `columns` and so on; `image_size` is for a folder. With
+    `labelled=False`, data of the user's may come without labels: they then have no classes, and zeros for targets. With
+    `regression`, the labels of a table are numbers. `knows` has the kinds of the columns of an earlier table.
+    """
+    root, name = information.data_dir(data_dir), str(name)
+    base, _, variant = name.partition(":")
+    own = None if base in DATA_SETS else _own_path(name, root)
+    json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)
+    table, folder = own is not None and is_table(own), own is not None and own.is_dir() and not json and not stored
+    if not table and (said := next((key for key, value in settings.items() if value is not None), None)):
+        option = f"--{said.replace('_', '-')}"
+        raise FedtailorError(f"Options like {option} are for CSV files and other tables: leave it out for {name!r}.")
+    if image_size is not None and not folder:
+        raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
+    if own is None:
+        info, reader = DATA_SETS[base]
+        if variant and not info.variants:
+            raise FedtailorError(f"The data set {base!r} has no variants: write {base!r}, not {name!r}.")
+        return reader(info, root, variant)
+    if stored:
+        return arrays.read_npz(own, large.read_folder(own), labelled)
+    if json:
+        return leaf.read_leaf(own)
+    if folder:
+        return images.read_folder(own, image_size, labelled)
+    return read_table(own, settings, Purpose(labelled, regression, knows)) if table else _read_npz(own, labelled)
+
+
+def _own_path(name: str, root: Path) -> Path:
+    """Find the user's file or folder of this name, here or in the data directory."""
+    for path in (Path(name), root / name):
+        if path.is_dir() or (path.is_file() and (path.suffix.lower() in (".npz", ".json") or is_table(path))):
+            return path
+        if path.is_file():
+            raise FedtailorError(
+                f"The file {path} is neither .npz, .csv, .parquet nor LEAF's .json: these and folders can be read."
+            )
+    if "/" in name or "\\" in name or Path(name.partition(":")[0]).suffix:
+        raise FedtailorError(f"There is no file {name}, neither here nor in {root}: check the path.")
+    raise unknown("data set", name, DATA_SETS)
+
+
+def table_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """Find the table of this name; None if it is another kind of data, or not there."""
+    places = (Path(name), information.data_dir(data_dir) / name)
+    return next((path for path in places if is_table(path) and path.is_file()), None)
+
+
+def _read_npz(path: Path, labelled: bool) -> Dataset:
+    contents = arrays.read_arrays(path)
+    if medmnist.is_medmnist(contents):
+        return medmnist.from_arrays(path.stem, path, contents)
+    return arrays.read_npz(path, contents, labelled)
+
+
+def columns_in(
+    data: str, data_dir: str | None, columns: Mapping[str, str | None], settings: Mapping[str, Any]
+) -> dict[str, str | None]:
+    """Select those of the columns that the table of this name has; none if it is another kind of data."""
+    if (path := table_path(data, data_dir)) is None:
+        return {}
+    header = column_names(path, settings)  # type: ignore[arg-type]
+    return {name: column for name, column in columns.items() if column in header}

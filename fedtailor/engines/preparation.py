@@ -1,0 +1,421 @@
+"""From an experiment to all that its first round needs: data, network, terms. Every check that needs no round is made
+here, before the first file is written.
+"""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor._common.imports import import_object
+from fedtailor.client.place import Sites
+from fedtailor.client.private_queries import private_queries
+from fedtailor.client.site import Terms
+from fedtailor.client.terms import check_training, class_weights, optimizer_settings, training_loss
+from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
+from fedtailor.data.frames import is_frames
+from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.table import Purpose, TableSettings, from_frame
+from fedtailor.engines.fit import fit_inputs, try_out
+from fedtailor.engines.hostile import hostile_clients
+from fedtailor.experiment import TABLE_SETTINGS, Experiment
+from fedtailor.experiment.participation import Participation
+from fedtailor.experiment.privacy import Privacy
+from fedtailor.messages import Declaration, EvaluateShared, Message
+from fedtailor.messages.store import Store
+from fedtailor.method import Method, Server, expected_upload
+from fedtailor.methods import find_method
+from fedtailor.models import ModelLike, build_model, wants_tokens
+from fedtailor.models.assembly import Assembled, assemble
+from fedtailor.server.aggregation.robust import check_aggregation
+from fedtailor.server.budget import Budget, settled, wanted_privacy
+from fedtailor.server.setup import Setup, describe_setup
+from fedtailor.server.tensorboard import check_installed
+from fedtailor.training.augmentation import Augmentation
+from fedtailor.training.inputs import held, sample_shape
+from fedtailor.training.metrics import Metric, find_metric, own_metric
+from fedtailor.training.network import Loss, Network
+from fedtailor.training.predictions import OwnMetric, targets_of
+from fedtailor.training.streams import torch_seed
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": functional.cross_entropy,
+    "mse": functional.mse_loss,
+    "bce": functional.binary_cross_entropy_with_logits,
+}
+
+
+@dataclass
+class Objects:
+    """Python objects in place of names in the experiment."""
+
+    method: Method | None = None
+    data: Dataset | FederatedData | Clients | None = None
+    model: ModelLike | None = None
+    loss: Loss | None = None
+    metric: OwnMetric | None = None
+
+    @property
+    def given(self) -> bool:
+        """True if there are any."""
+        return any(value is not None for value in vars(self).values())
+
+
+class Initialiser:
+    """Makes initial vectors of a network as other seeds would have made them.
+
+    It has a copy of the network: in that of the sites are traces of the clients' work.
+    """
+
+    def __init__(self, assembled: Assembled, seed: int) -> None:
+        self._assembled, self._seed = assembled, seed
+
+    def __call__(self, number: int) -> Tensor:
+        return self._assembled.network().initialised(torch_seed(self._seed, "another", number))
+
+
+@dataclass
+class Prepared:
+    """An experiment with its data and its network in place, before its first round."""
+
+    experiment: Experiment
+    data: FederatedData
+    terms: Terms
+    assembled: Assembled
+    budget: Budget | None = None
+
+    @property
+    def method(self) -> Method:
+        return self.terms.method
+
+    @property
+    def network(self) -> Network:
+        return self.terms.network
+
+    @cached_property
+    def hostile(self) -> list[int]:
+        """The numbers of the hostile clients, if the experiment has an attack."""
+        return hostile_clients(self.experiment, self.data)
+
+    @property
+    def class_weights(self) -> list[float]:
+        """The weight of each class in the training loss; none if all are alike."""
+        wanted = self.experiment.class_weights
+        return [] if wanted == "none" else class_weights(wanted, self.data).tolist()
+
+    def copied_terms(self) -> Terms:
+        """The terms for a site that shares no memory with anything here."""
+        network = self.assembled.network()
+        network.autocast = self.network.autocast
+        method, initial = self.method.model_copy(deep=True), self.terms.initial.clone()
+        return replace(self.terms, method=method, network=network, initial=initial)
+
+    def server(self, declared: Sequence[Declaration], store: Store) -> Server:
+        """The server of the sites that have joined. A site with another network or experiment is refused."""
+        terms = self.terms
+        for declaration in declared:
+            if declaration.fingerprint != terms.fingerprint:
+                raise FedtailorError(f"The site {declaration.name} has another network or experiment: it cannot join.")
+        return Server(
+            terms.initial.clone(),
+            copy.deepcopy(terms.network.layout),
+            torch.tensor([declaration.n_samples for declaration in declared], device=terms.initial.device),
+            terms.participation * len(declared),
+            store=store,
+            initialise=Initialiser(self.assembled, self.experiment.seed),
+        )
+
+    def private_queries(self, n_samples: int) -> dict[float, int]:
+        """Count the private gradients that a client with so many samples asks for in a round, by sampling rate."""
+        server = _started(self)
+        server.round, server.participants = 1, [0]
+        message = self.method.send_all(server)[0]
+        return private_queries(self.terms, message, n_samples)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The layers of the network, and what a client uploads in round 1."""
+        experiment, done, terms = self.experiment, self.assembled, self.terms
+        notes = [*done.doubts, *([f"Weights: {done.loaded}."] if done.loaded else [])]
+        if done.lora:
+            notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
+        if self.budget:
+            notes.append(self.budget.in_words(experiment.rounds))
+        return describe_setup(
+            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self), terms.privacy
+        )
+
+
+def _first_upload(prepared: Prepared) -> Message | None:
+    """Tensors like those that a client uploads in round 1; None if the method cannot say: it will when it starts."""
+    try:
+        server = _started(prepared)
+        server.round = 1
+        upload = expected_upload(prepared.method, server, 0)
+        left_out = prepared.method.recorded if prepared.terms.privacy else set()
+        return {name: tensor for name, tensor in upload.items() if name not in left_out}
+    except Exception:  # a method's own fault, of any kind
+        return None
+
+
+def _started(prepared: Prepared) -> Server:
+    """A server on which the method was started, to look at."""
+    server = prepared.server(Sites.at(prepared.data, prepared.terms, None).declare(), Store(None, "server"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it has to say is said when the run begins
+        prepared.method.model_copy(deep=True).start(server)
+    return server
+
+
+def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Prepared:
+    """Load, partition and build all that a run needs, so that nothing wrong is found out later.
+
+    For one `site` of a federation, the samples of the others are not there, and the protocol is the server's to check.
+    """
+    method = objects.method or find_method(experiment.method, experiment.parameters)
+    if experiment.tensorboard:
+        check_installed()
+    device = find_device(experiment.device)
+    check_training(experiment, method, device)
+    given = objects.data
+    data = given.aligned() if isinstance(given, FederatedData) else partition_data(experiment, given)
+    data = data.to(device)
+    training = data.n_clients - len(data.new)
+    check_aggregation(experiment, method, training)
+    loss = objects.loss or find_loss(experiment.loss)
+    if objects.loss is None:
+        _check_loss(experiment.loss, data)
+    model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
+    augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
+    if augmentation is not None:
+        augmentation.check(shape)
+    tokens = data.vocabulary if wants_tokens(model) else None
+    module = build_model(model, shape, data.n_outputs, experiment.seed, tokens=tokens)
+    data = fit_inputs(data, module, dtype)
+    assembled = assemble(
+        module.to(device=device, dtype=dtype),
+        experiment.head,
+        held(data.x[:2]),
+        weights=experiment.weights,
+        frozen=experiment.frozen,
+        lora=experiment.lora,
+        seed=experiment.seed,
+    )
+    network = assembled.network()
+    if network.has_batch_norm and experiment.batch == 1:
+        raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
+    network.autocast = experiment.autocast
+    scores = try_out(network, data, loss)
+    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
+    initial = network.vector.clone()
+    participation = Participation.parse(experiment.participation)
+    privacy = wanted_privacy(experiment, method, network.layout)
+    terms = Terms(
+        method,
+        network,
+        initial,
+        loss,
+        training_loss(experiment, loss, data, network),
+        optimizer_settings(experiment, network),
+        experiment.keep_momentum,
+        experiment.evaluation.fine_tune,
+        experiment.seed,
+        participation.mean(training) / training,
+        experiment.schedule,
+        experiment.rounds,
+        experiment.evaluation.train,
+        experiment.debug,
+        assembled.loaded.sha256 if assembled.loaded else "",
+        augmentation,
+        metric,
+        own_metric,
+        data.targets == "labels",
+        privacy,
+        participation.mean(training),
+    )
+    prepared = Prepared(experiment, data, terms, assembled)
+    if privacy is not None and not site:  # a site gets the noise from the plan
+        prepared = _with_budget(prepared, privacy, participation, training)
+    if not site:
+        _check_protocol(prepared)
+        hostile_clients(experiment, data)  # which may refuse the attack
+    _try_out_metric(prepared)
+    return prepared
+
+
+def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participation, clients: int) -> Prepared:
+    """Settle the privacy of a run: its noise, and what it may cost."""
+    experiment, method = prepared.experiment, prepared.method
+    queries: list[dict[float, int]] = []
+    if privacy.level == "sample" and method.uploads:
+        sizes = prepared.data.n_samples.tolist()[:clients]
+        of_size = {size: prepared.private_queries(size) for size in sorted(set(sizes))}  # or the method is refused
+        queries = [of_size[size] for size in sizes]
+    limit = None if isinstance(experiment.epsilon, str) else experiment.epsilon
+    budget = settled(experiment, Budget(privacy, participation, clients, bool(method.uploads), limit, queries))
+    return replace(prepared, budget=budget, terms=replace(prepared.terms, privacy=budget.privacy))
+
+
+def _check_loss(name: str, data: FederatedData) -> None:
+    """Refuse cross-entropy for targets that are not one class a sample."""
+    if name == "cross-entropy" and data.targets == "numbers":
+        raise FedtailorError(
+            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
+            "give the labels as whole numbers."
+        )
+    if name == "cross-entropy" and data.targets == "labels":
+        raise FedtailorError(
+            "The loss cross-entropy is for one class a sample, but these samples have several labels: take --loss bce."
+        )
+
+
+def _find_metric(
+    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor
+) -> tuple[Metric, OwnMetric | None]:
+    """The metric that decides, and its function if it is the user's own. `scores` are outputs for the first samples."""
+    if given is None and ":" not in name:
+        return find_metric(name, targets_of(scores, data.y[: len(scores)], data.targets == "labels")), None
+    own = given or import_object(name, "metric")
+    if not callable(own):
+        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
+    return own_metric(name, own), own
+
+
+def _try_out_metric(prepared: Prepared) -> None:
+    """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
+    data, terms = prepared.data, prepared.terms
+    if terms.own_metric is None or data.elsewhere is not None:
+        return
+    if tested := [client for client in range(data.n_clients) if len(data.test(client)[1])]:
+        reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
+        if reply.error:
+            raise FedtailorError(
+                f"The metric {terms.metric} fails on client {data.names[tested[0]]}: {reply.error}."
+            ) from reply.cause
+
+
+def _check_protocol(prepared: Prepared) -> None:
+    """Refuse an evaluation of something that there is not."""
+    protocol, method, data = prepared.experiment.evaluation, prepared.method, prepared.data
+    if not protocol.every:
+        if protocol.patience is not None:
+            raise FedtailorError("Nothing is evaluated to stop early by: leave --patience or --evaluate-every 0 out.")
+        return
+    if protocol.clients == "new" and not data.new:
+        raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
+    evaluated = [data.places[c] for c in range(data.n_clients) if (c in data.new) == (protocol.clients == "new")]
+    if not any(end > validated for _, _, validated, end in evaluated):
+        raise FedtailorError(
+            "No client has test samples, so nothing could be measured: give --test 0.2, or --evaluate-every 0 to train "
+            "without measuring."
+        )
+    validated = any(v > trained for _, trained, v, _ in evaluated)
+    if protocol.patience is not None and not validated:
+        raise FedtailorError("No client has validation samples to stop early by (--patience): give --validation 0.1.")
+    if protocol.choose == "best-validation" and not validated:
+        raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
+    if protocol.clients == "new" and protocol.model == "local":
+        raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")
+    if protocol.model == "global" and method.global_model(_started(prepared)) is None:
+        raise FedtailorError(
+            f"The method {prepared.experiment.method} has no global model: evaluate the personal ones."
+        )
+
+
+def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
+    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device).
+
+    `table` is the preprocessing of an earlier federation, in place of the experiment's.
+    """
+    with torch.device("cpu"):
+        return _partition_data(experiment, load_dataset(experiment, given), table)
+
+
+def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessing | None) -> FederatedData:
+    return federate(
+        dataset,
+        partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+        clients=experiment.clients,
+        seed=experiment.seed,
+        test=experiment.test,
+        validation=experiment.validation,
+        split=experiment.split,
+        stratify=experiment.stratify,
+        min_samples=experiment.min_samples,
+        max_train=experiment.max_train,
+        new_clients=experiment.new_clients,
+        pixels=experiment.pixels,
+        labels=experiment.labels,
+        preprocessing=table or experiment.preprocessing,
+        rare=experiment.rare,
+        dtype=getattr(torch, experiment.dtype),
+    )
+
+
+def load_dataset(
+    experiment: Experiment, given: Any = None, knows: Mapping[str, str] | None = None, gaps: bool = False
+) -> Dataset:
+    """Load the experiment's data, or make a data set of what is given in their place. `knows` has the kinds of the
+    columns of an earlier table; with `gaps`, most classes of a list may be missing."""
+    if isinstance(given, Dataset):
+        return given
+    table: TableSettings = {name: getattr(experiment, name) for name in TABLE_SETTINGS}  # type: ignore[assignment]
+    regression = experiment.loss == "mse"
+    if given is None:
+        return load(
+            experiment.data,
+            experiment.data_dir,
+            image_size=experiment.image_size,
+            regression=regression,
+            knows=knows,
+            **table,
+        )
+    if is_frames(given):
+        return from_frame(given, table, Purpose(regression=regression, knows=knows))
+    return from_list(given, gaps=gaps)
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; `auto` is the best there is."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
+    kind = name.partition(":")[0]
+    if kind not in there:
+        raise unknown("device", name, [*there, "auto"])
+    if not there[kind]:
+        raise FedtailorError(f"The device {name} is not available here: use cpu, or auto for the best there is.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise FedtailorError(
+            f"The device {name!r} is not understood: write {kind}, or {kind}:0 for the first."
+        ) from None
+
+
+def has_device(name: str) -> bool:
+    try:
+        find_device(name)
+    except FedtailorError:
+        return False
+    return True
+
+
+def find_loss(name: str) -> Loss:
+    if name in LOSSES:
+        return LOSSES[name]
+    if ":" not in name:
+        raise unknown("loss", name, LOSSES)
+    found = import_object(name, "loss")
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = found()
+    if not callable(found):
+        raise FedtailorError(f"The loss {name} is not a function of (outputs, targets).")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,54 @@
+"""Transports carry requests to the sites and replies back. A transport knows neither methods nor data."""
+
+import multiprocessing
+import sys
+
+from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.memory import keep_freed_memory
+from fedtailor.engines.processes import Processes
+from fedtailor.engines.workers import cores
+from fedtailor.messages.transport import Place, Transport
+
+
+def make_transport(
+    engine: str,
+    sites: Place,
+    workers: int | None,
+    on_cpu: bool,
+    deadline: float | None = None,
+    address: str | None = None,
+) -> Transport:
+    """Make the transport of this name; `auto` takes worker processes where there is more than one core for them, or a
+    deadline in seconds for each request: only another process can be stopped. Where the `address` of a Ray cluster is
+    given, it takes that."""
+    if engine == "ray" or (engine == "auto" and address is not None):
+        return _make_actors(sites, workers, on_cpu, deadline, address)
+    can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
+    if engine == "processes" and not (can_fork and on_cpu):
+        raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
+    keep_freed_memory()
+    count = workers or cores()
+    may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
+    if engine == "processes" or (engine == "auto" and (count > 1 or deadline is not None) and may_fork):
+        return Processes(sites, count, deadline)
+    if deadline is not None:
+        raise FedtailorError(
+            "A deadline needs worker processes (Linux, the CPU, no --engine in-process): leave out one or the other."
+        )
+    return InProcess(sites)
+
+
+def _make_actors(
+    sites: Place, workers: int | None, on_cpu: bool, deadline: float | None, address: str | None
+) -> Transport:
+    if not on_cpu:
+        raise FedtailorError("The actors of a Ray cluster compute on the CPU: leave --device out.")
+    try:
+        from fedtailor.engines.ray_actors import Actors
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise FedtailorError("Ray is not installed: pip install 'fedtailor[ray]'.") from None
+    keep_freed_memory()
+    return Actors(sites, workers, deadline, address)

@@ -1,0 +1,208 @@
+"""Everything that crosses between the server and a site: named tensors, requests and replies.
+
+Nothing else does. A request names the round, the client and the version of the state that the server believes the
+client to have; a reply brings the upload and the version that came of it. A client's state is in neither.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import DIGITS, Count, checksum
+
+Message = Mapping[str, Tensor]
+State = dict[str, Tensor]
+NEVER = 0  # the version of a state that no round has made
+BLANK = "0" * DIGITS  # in the place of a frame's checksum while it is computed
+MARK = rb"\"checksum\": \""  # in a frame's header, where JSON stands inside of JSON
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The metrics of one model on one set of samples; None where one is not defined. `own` is the user's own."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    balanced_accuracy: float | None = None
+    auc: float | None = None
+    f1: float | None = None
+    log_loss: float | None = None
+    exact_match: float | None = None
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+    own: float | None = None
+    n_samples: Count = 0
+
+
+Measured = dict[str, Metrics]  # "test", "validation" and, where asked for, "train"
+
+
+# --- named tensors ---
+
+
+def message_bytes(message: Message) -> int:
+    """Count the bytes of a message's tensors: what any transport has to carry, whatever it wraps around them."""
+    return sum(tensor.nbytes for tensor in message.values())
+
+
+def copied(tensors: Message) -> State:
+    """Copy a message or state, so that it shares no memory with anything."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+def check_tensors(what: str, tensors: Message) -> None:
+    """Refuse anything but named tensors."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"{what} holds {name!r}, a {type(tensor).__name__}; messages and states are named tensors")
+
+
+def check_finite(what: str, tensors: Message) -> None:
+    """Refuse anything but named tensors of finite numbers."""
+    check_tensors(what, tensors)
+    for name, tensor in tensors.items():
+        if (
+            tensor.is_floating_point()
+            and not math.isfinite(float(tensor.detach().sum()))
+            and not tensor.isfinite().all()
+        ):
+            raise NotFinite(f"{what} has NaN or infinite numbers in {name!r}")
+
+
+def largest(message: Message) -> dict[str, float]:
+    """Find the largest absolute value of each tensor; NaN or infinite if one of its numbers is."""
+    sizes = {}
+    for name, tensor in message.items():
+        number = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
+        sizes[name] = max(map(abs, torch.stack(torch.aminmax(number)).tolist())) if number.numel() else 0.0
+    return sizes
+
+
+class NotFinite(ValueError):
+    """Named tensors have NaN or infinite numbers."""
+
+
+def frame(tensors: Message, **header: Any) -> bytes:
+    """Pack named tensors and a header (round, sender, version …) as one safetensors file with a checksum."""
+    content = save(copied(tensors), {"fedtailor": json.dumps({**header, "checksum": BLANK})})
+    return b"".join(_checked(memoryview(content), content.index(MARK) + len(MARK)))
+
+
+def unframe(content: bytes, what: str, **expected: str | int) -> State:
+    """Unpack the tensors of a frame; refuse a damaged one, and one whose header is not the expected one."""
+    tensors, header = read_frame(content, what)
+    for name, value in expected.items():
+        if header.get(name) != value:
+            raise FedtailorError(f"{what} is not what it should be: its {name} is {header.get(name)}, not {value}.")
+    return tensors
+
+
+def read_frame(content: bytes, what: str) -> tuple[State, dict[str, Any]]:
+    """Unpack the tensors and the header of a frame; refuse a damaged one."""
+    try:
+        length = int.from_bytes(content[:8], "little")
+        start = content.find(MARK, 8, 8 + length) + len(MARK)
+        if start < 8 + len(MARK) or _checked(memoryview(content), start)[1] != content[start : start + DIGITS]:
+            raise ValueError("its checksum does not fit")
+        tensors: State = load(content)
+        header: dict[str, Any] = dict(json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedtailor"]))
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise FedtailorError(f"{what} cannot be read: {error}.") from None
+    return tensors, header
+
+
+def _checked(content: memoryview, start: int) -> tuple[memoryview, bytes, memoryview]:
+    """Split a frame where its checksum stands, and compute that of all other bytes."""
+    head, tail = content[:start], content[start + DIGITS :]
+    return head, checksum(head, BLANK.encode(), tail).encode(), tail
+
+
+# --- from the server to a site ---
+
+
+@dataclass(frozen=True)
+class Request:
+    """Work for one client. `version` is the round that made the state which the client is to work with."""
+
+    round: int
+    client: int
+    message: Message
+    version: int = NEVER
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return (self.client,)
+
+
+@dataclass(frozen=True)
+class Train(Request):
+    """Train, and reply with the upload; with `measure`, also with the metrics of the model right after training."""
+
+    measure: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluate(Request):
+    """Measure the client's personal model."""
+
+
+@dataclass(frozen=True)
+class EvaluateShared(Request):
+    """Measure one model for several clients of one place in one pass."""
+
+    others: tuple[int, ...] = ()
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return (self.client, *self.others)
+
+
+@dataclass(frozen=True)
+class Personal(Request):
+    """Hand out the client's personal model."""
+
+
+@dataclass(frozen=True)
+class Adapt(Request):
+    """Fine-tune the model of a client that never took part, and one from scratch; measure both after every epoch."""
+
+
+# --- from a site to the server ---
+
+
+@dataclass
+class Reply:
+    """The answer to a request. With an `error`, which may have a `cause`, there is nothing else."""
+
+    clients: tuple[int, ...]
+    upload: State = field(default_factory=dict)
+    version: int = NEVER  # of the state that the client now has
+    measured: list[Measured] = field(default_factory=list)
+    bytes_up: int = 0  # of the upload, as the server counts them
+    differentiated: int = 0  # samples of which the gradient was computed: the cost of the work, whatever the machine
+    seconds: float = 0.0
+    error: str = ""
+    cause: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All that a site tells the server when it joins.
+
+    `n_samples` counts its training samples, `n_classes` its own classes where labels are per client. `fingerprint` is a
+    checksum of the initial vector: a site with another one has another network, or another experiment.
+    """
+
+    name: str
+    n_samples: int
+    n_classes: int | None
+    fingerprint: str

@@ -1,0 +1,261 @@
+"""Predictions with a model file: on arrays, on any data set, or on the samples of a run's clients."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor._common.errors import FedtailorError, brief, unknown, warn
+from fedtailor._common.text import spreadsheet_cell
+from fedtailor.data import Dataset
+from fedtailor.data import load as load_data
+from fedtailor.data.agreement import FILE as FEDERATION
+from fedtailor.data.arrays import Array, as_array, as_samples, is_frame
+from fedtailor.data.client_data import SPLITS
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
+from fedtailor.data.federation import as_inputs
+from fedtailor.data.frames import frame_names
+from fedtailor.data.matched_columns import columns_of, match, with_columns, without_columns
+from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.sources import columns_in
+from fedtailor.data.table import Purpose, TableSettings, from_frame
+from fedtailor.engines.joins import run_data
+from fedtailor.engines.runs import load
+from fedtailor.model_files.format import built, read_model
+from fedtailor.models import ModelLike
+from fedtailor.models.own import takes_integers
+from fedtailor.training.descent import EVALUATION_BATCH
+from fedtailor.training.inputs import Inputs, apply, as_floats, join, sample_shape, select, shape_words
+from fedtailor.training.isolation import isolated
+
+PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs, the names of their classes where these are known, and notes for the user."""
+
+    inputs: Inputs
+    labels: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's outputs on samples, samples × classes, and the names of the classes in their order."""
+
+    outputs: Tensor
+    classes: tuple[str, ...] = ()  # none for a regression
+    labels: list[str] = field(default_factory=list)  # the samples' true classes, where these are known
+    multi_label: bool = False  # a sample may have any of the classes
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The probability of each class, samples × classes."""
+        return self.outputs.sigmoid() if self.multi_label else self.outputs.softmax(1)
+
+    @property
+    def predicted(self) -> list[str]:
+        """The name of each sample's most probable class; of several labels, the names of those that it probably has."""
+        if self.multi_label:
+            return names_of((self.outputs > 0).float(), self.classes)
+        return [self.classes[number] for number in self.outputs.argmax(1).tolist()] if self.classes else []
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the samples that were predicted right, if they have labels: with several, all of them."""
+        if not self.labels or not self.classes:
+            return None
+        return sum(one == other for one, other in zip(self.predicted, self.labels, strict=True)) / len(self.labels)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each sample: the predicted class and its probability, or the outputs of a regression."""
+        if not self.classes:
+            for sample, outputs in enumerate(self.outputs.tolist()):
+                yield {"sample": sample} | {f"output {number}": value for number, value in enumerate(outputs)}
+            return
+        rows = zip(self.predicted, self.outputs.tolist(), self.probabilities.tolist(), strict=True)
+        for sample, (name, outputs, row) in enumerate(rows):
+            label = {"label": self.labels[sample]} if self.labels else {}
+            each = {f"p({name})": value for name, value in zip(self.classes, row, strict=True)}
+            if self.multi_label:
+                has = {f"has({name})": int(value > 0) for name, value in zip(self.classes, outputs, strict=True)}
+                yield {"sample": sample, "prediction": name, **label, **has, **each}
+            else:
+                yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
+
+    def csv(self) -> str:
+        """Write the rows as CSV with a header. A name that a spreadsheet takes for a formula gets an apostrophe."""
+        text, rows = StringIO(), list(self.rows())
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
+        return text.getvalue()
+
+
+@isolated()
+def predict(path: str | Path, x: Any, model: ModelLike | None = None) -> Predictions:
+    """Predict with a model file. `x` is an array, tensor or table (samples, …) of features, or of uint8 pixels; or the
+    path of a file or the name of a data set, as on the command line; or a data set that `load_data` returned.
+
+    A model that was trained on a table takes a pandas table or a dictionary with the same columns in any order, or an
+    array with them in the trained order. `model` is the network, for those that a file alone cannot bring along (see
+    `load_model`).
+    """
+    reader = Model(path, model)
+    samples = reader.of_data(reader.dataset(x))
+    for note in samples.notes:
+        warn(note)
+    return reader.predict(samples.inputs, samples.labels)
+
+
+class Model:
+    """A model file, loaded to predict with."""
+
+    def __init__(self, path: str | Path, model: ModelLike | None = None) -> None:
+        self.path = path
+        self.about, state = read_model(path)
+        self.module = built(path, self.about, state, model)
+
+    def inputs(self, x: Inputs) -> Inputs:
+        """Make inputs of raw samples, as it was done in training."""
+        dtype = getattr(torch, self.about.dtype)
+        x = as_inputs(x, self.about.pixels, dtype)
+        return x if takes_integers(self.module) else as_floats(x, dtype)
+
+    def dataset(self, x: Any) -> Dataset:
+        """Make a data set of a Python object, or load the one that it names."""
+        if isinstance(x, Dataset):
+            return x
+        if isinstance(x, str | Path):
+            return self.load(str(x), None)
+        table = self.about.table
+        if table is None:
+            several = isinstance(self.about.input_shape[0], tuple)
+            return without_labels("x", as_samples(tuple(x) if several else as_array(x, "x"), "x", double=True))
+        if not (is_frame(x) or isinstance(x, Mapping)):
+            array = as_array(x, "x")
+            if array.dtype.kind != "O" or array.ndim != 2 or array.shape[1] != len(table.columns):
+                return self._of_array(array, table)
+            x = {column.name: array[:, place] for place, column in enumerate(table.columns)}
+        columns = {name: column for name, column in self._roles().items() if column in frame_names(x)}
+        purpose = Purpose(labelled=False, regression=not self.about.classes, knows=table.kinds())
+        return from_frame(x, columns, purpose, "x")  # type: ignore[arg-type]
+
+    def _of_array(self, array: Array, table: Preprocessing) -> Dataset:
+        if array.dtype.kind not in "biuf":
+            raise FedtailorError(f"The features of 'x' are of type {array.dtype}: give numbers, or a table.")
+        x = torch.from_numpy(array.astype(np.float64))
+        return Dataset("x", x, torch.zeros(x.shape[:1]), (), columns=columns_of(table, x, "x"))
+
+    def load(
+        self, data: str, data_dir: str | None, image_size: int | None = None, **settings: Unpack[TableSettings]
+    ) -> Dataset:
+        """Load a data set, with labels or without. The label and client columns of a table are those that are given, or
+        else those of the table that the model was trained on, where this one has them too."""
+        table = self.about.table
+        columns = {**columns_in(data, data_dir, self._roles(), settings), **settings}
+        return load_data(
+            data,
+            data_dir,
+            image_size=image_size,
+            labelled=False,
+            regression=not self.about.classes,
+            knows=table.kinds() if table else None,
+            **columns,  # type: ignore[arg-type]
+        )
+
+    def _roles(self) -> dict[str, str | None]:
+        return {"label_column": self.about.label_column, "client_column": self.about.client_column}
+
+    def predict(self, x: Inputs, labels: list[str] | None = None) -> Predictions:
+        """Predict the classes (or numbers) of inputs."""
+        if len(x) == 0:
+            raise FedtailorError("There are no samples to predict: choose another client or part.")
+        if sample_shape(x) != self.about.input_shape:
+            given, wanted = map(shape_words, (sample_shape(x), self.about.input_shape))
+            raise FedtailorError(
+                f"The samples have the shape {given}, but the model {self.path} was made for {wanted}."
+            )
+        with isolated(), torch.no_grad():
+            try:
+                outputs = torch.cat([apply(self.module, piece) for piece in x.split(EVALUATION_BATCH)])
+            except Exception as error:  # a network of the user's own may do anything
+                raise FedtailorError(
+                    f"The network of {self.path} cannot take these samples ({brief(error)})."
+                ) from error
+        if outputs.numel() != len(x) * self.about.outputs:
+            raise FedtailorError(
+                f"The network of {self.path} gives {outputs.numel()} values for {len(x)} samples, not the "
+                f"{self.about.outputs} for each that its description says."
+            )
+        outputs = outputs.reshape(len(x), -1)[:, : self.about.counted]
+        if len(bad := (~torch.isfinite(outputs)).any(1).nonzero()):
+            raise FedtailorError(
+                f"The model {self.path} gives NaN or Inf for {len(bad)} of {len(x)} samples, the first is sample "
+                f"{int(bad[0])}: its training diverged, or the samples are not of the kind it was trained on."
+            )
+        return Predictions(outputs, self.about.classes, labels or [], self.about.multi_label)
+
+    def of_data(self, data: Dataset, client: str | None = None, part: str | None = None) -> Samples:
+        """Select a data set's samples: all, or those of one client or one part (train, validation, test)."""
+        chosen = torch.ones(len(data), dtype=torch.bool)
+        if client is not None:
+            if data.client is None:
+                raise FedtailorError(f"The data set {data.name!r} names no clients: leave --client out.")
+            if client not in data.client_names:
+                raise unknown("client", client, data.client_names)
+            chosen &= data.client == data.client_names.index(client)
+        if part is not None:
+            if data.part is None:
+                raise FedtailorError(f"The data set {data.name!r} has no official split: leave --part out.")
+            chosen &= data.part == PARTS[_known(part)]
+        names = names_of(data.y[chosen], data.classes)
+        notes = list(data.notes)
+        if (table := self.about.table) is not None:
+            data = with_columns(data, table)
+            raw, more = match(table, data.cells[chosen].numpy(), data.columns, data.name)
+            return Samples(self.inputs(torch.from_numpy(table.transform(raw))), names, [*notes, *more])
+        x = (without_columns(data) if data.columns else data).x
+        return Samples(self.inputs(select(x, chosen.nonzero().flatten())), names, notes)
+
+    def of_run(
+        self, path: Path, client: str | None = None, part: str | None = None, data_dir: str | None = None
+    ) -> Samples:
+        """Select the samples of a run's clients: of all clients or one of them, all their samples or one part."""
+        result = load(path)
+        if (path / FEDERATION).is_file():
+            raise FedtailorError(f"The samples of the run in {path} are at its sites: predict there, with --data.")
+        here = data_dir or result.experiment.data_dir
+        changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
+        data = run_data(result.partition["joined"], result.experiment.model_copy(update=changes))
+        first, last = SPLITS["all" if part is None else _known(part)]
+        pieces, names = [], []
+        for number in range(data.n_clients) if client is None else [result.number_of(client)]:
+            start, end = data.places[number][first], data.places[number][last]
+            pieces.append(data.x[start:end])
+            classes = data.classes_of(number)
+            names += names_of(data.y[start:end], classes)
+        known, theirs = self.about.table, data.preprocessing
+        if known is not None and (theirs is None or theirs.feature_names != known.feature_names):
+            raise FedtailorError(f"The table of the run {path} has other columns than that of the model {self.path}.")
+        return Samples(self.inputs(join(pieces)), names)
+
+
+def names_of(y: Tensor, classes: tuple[str, ...]) -> list[str]:
+    """Name the classes of samples, all labels of one with commas between them; nothing for numbers."""
+    if classes and y.is_floating_point():
+        return [", ".join(name for name, has in zip(classes, row, strict=True) if has) for row in y.tolist()]
+    return [classes[number] for number in y.tolist()] if classes else []
+
+
+def _known(part: str) -> str:
+    if part not in PARTS:
+        raise unknown("part", part, PARTS)
+    return part

@@ -1,0 +1,101 @@
+"""The table of clients × methods: for a terminal, as CSV and as HTML."""
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedtailor._common.text import SafeConsole, plain_table, spreadsheet_cell, visible
+from fedtailor.studies.client_results import ClientRow, ClientTable, best_of
+
+FEW = 30  # clients that are all printed
+ENDS = 10  # of more, the worst and the best
+
+
+def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
+    """The table for a terminal: all clients, or the worst and the best of many, and `whole` says where all are. In
+    several parts where the page is too narrow for all lines."""
+    rows: list[ClientRow | None] = [*table.rows]
+    title, note = "Clients", ""
+    if len(rows) > FEW:
+        ranked, leader = table.ranked(), table.labels[table.leader]
+        rows = [*ranked[:ENDS], None, *ranked[-ENDS:]]
+        title = f"Clients: the worst and the best {ENDS} of {len(ranked)}, by {visible(leader)}"
+        note = f" All are in {whole}."
+    parts: list[RenderableType] = ["", Text(title, style="table.title")]
+    left = list(range(len(table.titles)))
+    while left:
+        shown = next(n for n in range(len(left), 0, -1) if n == 1 or _width(_rich(table, rows, left[:n])) <= width)
+        parts.append(_rich(table, rows, left[:shown]))
+        left = left[shown:]
+    return Group(*parts, Text(visible(table.caption + note), style="dim"))
+
+
+def _width(table: Table) -> int:
+    return SafeConsole(width=10_000, file=io.StringIO()).measure(table).maximum
+
+
+def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int]) -> Table:
+    made, several = plain_table(""), len(table.ranked_lines) > 1
+    made.add_column("client", style="bold", overflow="fold")
+    for name in ("train", "test", *(table.labels[line] for line in lines)):
+        made.add_column(visible(name), justify="right", no_wrap=True)
+    if several:
+        made.add_column("best")
+    for row in rows:
+        if row is None:
+            made.add_row("…")
+            continue
+        cells = [Text(table.shown(row.values[n]), style="bold green" if row.best[n] else "") for n in lines]
+        best = [Text(visible(", ".join(best_of(table.labels, row))))] if several else []
+        made.add_row(Text(visible(row.title)), _count(row.n_train), _count(row.n_test), *cells, *best)
+    made.add_section()
+    overall = [table.shown(table.overall[n]) for n in lines]
+    made.add_row("all", "", "", *overall, *([Text(visible(table.labels[table.leader]))] if several else []))
+    return made
+
+
+def _count(samples: float) -> str:
+    """A number of samples, which is a mean over seeds."""
+    return f"{samples:,.1f}".removesuffix(".0")
+
+
+def clients_csv(table: ClientTable) -> str:
+    """Raw numbers: accuracies are shares of 1, missing values are empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(spreadsheet_cell, ["client", "train", "test", *table.titles, "best"]))
+    for row in table.rows:
+        best = ", ".join(best_of(table.titles, row))
+        writer.writerow(map(spreadsheet_cell, [row.title, row.n_train, row.n_test, *row.values, best]))
+    return text.getvalue()
+
+
+def clients_html(table: ClientTable) -> str:
+    """A table whose columns sort by a click on their header (see page.js)."""
+    heads = "".join(
+        f'<th scope="col" aria-sort="none"><button>{escape(name)}</button></th>'
+        for name in ("client", "train", "test", *table.labels)
+    )
+    body = []
+    for row in table.rows:
+        counts = "".join(_cell(n, _count(n), False) for n in (row.n_train, row.n_test))
+        cells = counts + "".join(_cell(v, table.shown(v), best) for v, best in zip(row.values, row.best, strict=True))
+        title = escape(row.title)
+        body.append(f'<tr><th scope="row" class="name" title="{title}">{title}</th>{cells}</tr>')
+    foot = "".join(_cell(value, table.shown(value), False) for value in table.overall)
+    return f"""<div class="wide tall-table"><table class="sortable">
+<thead><tr>{heads}</tr></thead>
+<tbody>{"".join(body)}</tbody>
+<tfoot><tr><th scope="row">all</th><td></td><td></td>{foot}</tr></tfoot>
+</table></div>
+<p class="caption">{escape(table.caption)} The best of each client is bold. Click on a column to sort by it.</p>"""
+
+
+def _cell(value: float | None, text: str, best: bool) -> str:
+    number = "" if value is None else f' data-value="{value!r}"'
+    return f"<td{number}>{f'<strong>{text}</strong>' if best else text}</td>"

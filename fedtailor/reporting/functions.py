@@ -1,0 +1,352 @@
+"""Studies of many runs as functions: `compare`, `tune`, `advise`, `report`, `reproduce`, like the commands."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from fedtailor._common.errors import FedtailorError, unknown, warn
+from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.result import RunResult
+from fedtailor.engines.runs import importable_name, names_and_objects, run_prepared
+from fedtailor.experiment import Settings, in_sections, make_experiment
+from fedtailor.method import Method
+from fedtailor.models import ModelLike
+from fedtailor.studies.advice import SHORTLIST, Advice
+from fedtailor.studies.advice import advise as race
+from fedtailor.studies.client_results import ClientTable, client_table
+from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
+from fedtailor.studies.summary import Line, Summary, summarize
+from fedtailor.studies.trials import Budget, Trial, Tuned
+from fedtailor.studies.tuner import Tuner
+from fedtailor.training.isolation import isolated
+from fedtailor.training.network import Loss
+from fedtailor.training.predictions import OwnMetric
+
+if TYPE_CHECKING:
+    import pandas
+
+OnRun = Callable[[str, RunResult | None], None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table of a comparison. `str(table)` is the text that `fedtailor compare` prints; `lines` has the numbers."""
+
+    summary: Summary
+    failed: dict[str, str] = field(default_factory=dict)  # by title: why a run came to no end
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """One for each method and choice of settings, over its seeds."""
+        return self.summary.lines
+
+    @property
+    def best(self) -> Line | None:
+        return self.summary.best
+
+    def __str__(self) -> str:
+        from fedtailor.reporting.tables import plain_text
+
+        return plain_text(self.summary)
+
+    def markdown(self, columns: Sequence[str] | None = None) -> str:
+        """The table for Markdown, with all columns or these."""
+        from fedtailor.reporting.tables import markdown
+
+        return markdown(self.summary, columns)
+
+    def latex(self, columns: Sequence[str] | None = None) -> str:
+        """Table environments for LaTeX, with all columns or these; they need the package booktabs."""
+        from fedtailor.reporting.tables import latex
+
+        return latex(self.summary, columns)
+
+    def csv(self) -> str:
+        """Raw numbers: accuracies are shares of 1, missing values are empty."""
+        from fedtailor.reporting.tables import comma_separated
+
+        return comma_separated(self.summary)
+
+    @cached_property
+    def clients(self) -> ClientTable:
+        """Each client's result with each line, by name."""
+        return client_table(self.summary)
+
+    def to_pandas(self, what: Literal["lines", "clients"] = "lines") -> "pandas.DataFrame":
+        """The numbers as a table of pandas: a row a line, or a row a client with a column for each line."""
+        try:
+            import pandas
+        except ImportError:
+            raise FedtailorError("pandas is not installed: pip install 'fedtailor[pandas]'.") from None
+        if what == "lines":
+            return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
+        if what != "clients":
+            raise unknown("table", what, ("lines", "clients"))
+        named = {row.name: (row.n_train, row.n_test, *row.values) for row in self.clients.rows}
+        columns = ["train", "test", *self.clients.titles]
+        return pandas.DataFrame.from_dict(named, orient="index", columns=columns).rename_axis("client")
+
+    def _repr_html_(self) -> str:
+        from fedtailor.reporting.tables import table_rows
+
+        head, *rows = table_rows(self.summary, "<b>{}</b>", "<u>{}</u>", escape)
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        names = "".join(f"<th>{name}</th>" for name in head)
+        caption = escape(f"{self.summary.title}. {self.summary.caption}")
+        return f"<table><caption>{caption}</caption><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def compare(
+    methods: Sequence[str | type[Method]],
+    *,
+    seeds: Sequence[int] = SEEDS,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    target: float | None = None,
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None = None,
+    tune: int | None = None,
+    data: str | Path | Dataset | Clients = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
+    out: str | Path | None = None,
+    on_run: OnRun | None = None,
+    **settings: Unpack[Settings],
+) -> Table:
+    """Run methods on the same clients with several seeds, and return the table that papers print.
+
+    `grid` has lists of values for settings and parameters: every combination is a line. `metric` decides which line is
+    the best; `target` is its value to which rounds and bytes are counted. `method_parameters` are the parameters of
+    each method by its name or class, and `method_settings` what one has in place of the settings of all, such as a
+    learning rate of its own; or where a tuning's are that has both: `"tuned:digits"` (`fedtailor settings` lists the
+    names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
+    on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
+    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric
+    are then names. `on_run` is called with the title and result of each run.
+    """
+    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
+    asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
+    comparison = make_comparison(asked if target is None else {**asked, "target": target})
+    tell = on_run or (lambda title, result: None)
+    if out is not None and objects.given:
+        raise FedtailorError(
+            "A comparison that is recorded needs names for data, model, loss and metric: leave out= away."
+        )
+    if tune is not None:
+        comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
+    if out is None:
+        results = []
+        for title, experiment in comparison.runs().items():
+            with isolated():
+                prepared = prepare(experiment, objects)
+            prepared.terms.metric.check_target(target)
+            results.append(run_prepared(experiment, prepared))
+            tell(title, results[-1])
+        return Table(summarize(results, target, comparison.tuned))
+    from fedtailor.reporting.tables import write_tables
+
+    work = Comparing(comparison, Path(out))
+    todo = work.todo()
+    work.begin(todo)
+    for title in todo:
+        tell(title, work.run(title, lambda record: None, lambda loop: None))
+    summary = work.finish()
+    write_tables(summary, work.out, work.extra)
+    return Table(summary, work.failed)
+
+
+def _question(
+    methods: Sequence[str | type[Method]],
+    seeds: Sequence[int],
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None,
+    data: Any,
+    model: Any,
+    loss: Any,
+    metric: Any,
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], Objects]:
+    """Write what was asked for as a comparison's file has it, and return it with the objects in place of names."""
+    if "parameters" in settings:
+        raise FedtailorError("A comparison has the parameters of each method: give method_parameters={method: {…}}.")
+    names, objects = names_and_objects(data, model, loss, metric)
+    parameters = {importable_name(method): dict(own) for method, own in (method_parameters or {}).items()}
+    of_methods: Any = str(method_settings)  # where they are
+    if not isinstance(method_settings, str | Path):
+        of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
+    asked = {"methods": [*map(importable_name, methods)], "seeds": list(seeds), "parameters": parameters, **names}
+    return {**asked, "settings": of_methods, **settings}, objects
+
+
+def _tuned(comparison: Comparison, trials: int, out: Path | None, objects: Objects) -> Comparison:
+    """Choose the settings of a comparison's methods, and return it with them."""
+    work = Tuner.of(comparison, trials, out, objects)
+    work.begin()
+    for method in comparison.methods:
+        work.tune(method)
+    return work.apply(comparison)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of tuning: each method's chosen settings, its trials, and the runs of the chosen settings.
+
+    `tuning["ditto"].settings` are those of one method. `parameters` and `settings` have those of all, as `compare`
+    takes them: `method_parameters=tuning.parameters, method_settings=tuning.settings`.
+    """
+
+    methods: tuple[Tuned, ...]
+    comparison: Comparison  # with the chosen settings; without methods of which all trials failed
+    budget: Budget
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        return self.comparison.parameters
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return self.comparison.own
+
+    def __getitem__(self, method: str) -> Tuned:
+        return {tuned.method: tuned for tuned in self.methods}[method]
+
+    def __iter__(self) -> Iterator[Tuned]:
+        return iter(self.methods)
+
+    def __repr__(self) -> str:
+        from fedtailor.reporting.tuning_tables import plain_text
+
+        return plain_text(self.methods, str(self.budget))
+
+
+def tune(
+    methods: Sequence[str | type[Method]],
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    seeds: Sequence[int] = (0,),
+    ranges: Mapping[str, str] | None = None,
+    only: Sequence[str] | None = None,
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None = None,
+    data: str | Path | Dataset | Clients = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
+    out: str | Path | None = None,
+    on_trial: Callable[[str, Trial], None] | None = None,
+    **settings: Unpack[Settings],
+) -> Tuning:
+    """Choose the settings of methods on validation data, each with the same budget of trials (20) or seconds.
+
+    A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
+    or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
+    are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
+    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss
+    and metric are then names. `on_trial` is called with the method and each trial.
+    """
+    asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
+    if out is not None and objects.given:
+        raise FedtailorError("A tuning that is recorded needs names for data, model, loss and metric: leave out= away.")
+    work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
+    work.begin()
+    for method in work.comparison.methods:
+        work.tune(method, on_trial and partial(on_trial, method))
+    comparison = work.write()
+    return Tuning(tuple(work.finish(method) for method in work.comparison.methods), comparison, work.budget)
+
+
+def advise(
+    *,
+    data: str | Path | Dataset | Clients = "digits",
+    model: ModelLike = "mlp",
+    loss: str | Loss = "cross-entropy",
+    metric: str | OwnMetric | None = None,
+    budget: float = 90.0,
+    methods: Sequence[str | type[Method]] = SHORTLIST,
+    **settings: Unpack[Settings],
+) -> Advice:
+    """Find out whether personalization is needed on these clients, and which method is the simplest that will do.
+
+    Methods race for about `budget` seconds, judged on validation samples: a fifth of each client's unless said. Where
+    these cannot tell, the advice is not `decided`.
+    """
+    names, objects = names_and_objects(data, model, loss, metric)
+    experiment = make_experiment({**names, "validation": 0.2, **settings})
+
+    def describe(data: FederatedData) -> None:
+        for note in data.notes:
+            warn(note)
+
+    return race(experiment, budget, tuple(map(importable_name, methods)), objects=objects, on_data=describe)
+
+
+def report(
+    runs: str | Path | RunResult | Sequence[str | Path | RunResult],
+    to: str | Path = "report.html",
+    figures: str | Path | None = None,
+    tables: str | Path | None = None,
+    columns: Sequence[str] | None = None,
+) -> Path:
+    """Make one HTML page of runs (results, run directories, or directories that contain some), and return its path.
+
+    `figures` is a directory for every figure as PNG, PDF and SVG, and `tables` one for the table as text, Markdown and
+    LaTeX; `columns` are the table's.
+    """
+    from fedtailor._common.files import write_atomically
+    from fedtailor.reporting.found_runs import Runs, read_runs
+    from fedtailor.reporting.page import html, prepare
+    from fedtailor.reporting.paper import check_matplotlib, save
+    from fedtailor.reporting.tables import write_readable
+
+    if figures is not None:
+        check_matplotlib()
+    given = [runs] if isinstance(runs, str | Path | RunResult) else list(runs)
+    results = [run for run in given if isinstance(run, RunResult)]
+    directories = [Path(run) for run in given if not isinstance(run, RunResult)]
+    found = read_runs(directories) if directories else Runs()
+    found.results += results
+    prepared = prepare(found, columns)
+    path = Path(to)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, html(prepared))
+    if figures is not None:
+        list(save(prepared.figures, Path(figures)))
+    if tables is not None:
+        Path(tables).mkdir(parents=True, exist_ok=True)
+        write_readable(prepared.summary, Path(tables), columns)
+    return path
+
+
+def reproduce(
+    preset: str,
+    *,
+    only: Sequence[str] | None = None,
+    out: str | Path = "reproductions",
+    seeds: int = 1,
+    on_run: OnRun | None = None,
+    **changes: Unpack[Settings],
+) -> dict[str, Any]:
+    """Run a table or figure of a paper (`fedtailor presets` lists them), and return our numbers beside the paper's.
+
+    `only` names the methods to run. `changes` are settings over the preset's, such as `rounds` or `workers`. The runs
+    are kept in `out`, with the outcome as Markdown and JSON: the same call goes on after an interrupt. With matplotlib
+    installed, a figure's curves are drawn beside them.
+    """
+    from fedtailor.reporting.reproduced import draw_outcome
+    from fedtailor.studies.presets import find_preset
+    from fedtailor.studies.reproduction import Reproduction
+
+    found = find_preset(preset)
+    work = Reproduction(found.of_rows(only) if only else found, Path(out), seeds, in_sections(changes))
+    for path, experiment in work.todo().items():
+        result = work.run(path, experiment, lambda record: None, lambda loop: None)
+        if on_run:
+            on_run(path.name, result)
+    outcome = work.outcome()
+    draw_outcome(outcome, work.write(outcome))
+    return outcome

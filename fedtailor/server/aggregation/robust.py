@@ -1,0 +1,155 @@
+"""Aggregation that some hostile clients cannot move: by a rule in place of the mean, or of uploads of bounded norm."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedtailor._common.errors import FedtailorError
+from fedtailor.experiment import Experiment
+from fedtailor.experiment.aggregation_rule import Rule
+from fedtailor.experiment.participation import Participation
+from fedtailor.messages import Message
+from fedtailor.method import Each, Mean, Method, Total, room
+from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation.rules import (
+    geometric_median,
+    mean_of,
+    median,
+    nearest,
+    squared_distances,
+    trimmed_mean,
+)
+from fedtailor.training.layout import Layout
+
+
+@dataclass
+class RobustAggregator(Aggregator):
+    """Aggregates the uploads of which there is a mean by a rule. It needs all of them at once: a row for each client.
+
+    No client has a weight, as a hostile one could claim any number of samples.
+    """
+
+    rule: Rule = field(default_factory=Rule)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rows: dict[str, Tensor] = {}  # of each upload; those of the clients that replied come first
+
+    def _add(self, client: int, upload: Message) -> None:
+        xs = self._numbers(upload)
+        self._sums |= {name: self._sum(name, x, None) for name, x in xs.items()}  # or it is refused
+        for name, x in xs.items():
+            if name not in self._rows:
+                self._rows[name] = room(len(self.participants), x.flatten().cpu())
+            self._rows[name][len(self.clients)] = x.flatten()
+        for name, tensors in self._single.items():
+            if name in upload:
+                tensors[client] = upload[name]
+        self.clients.append(client)
+
+    def shortage(self) -> str:
+        if not self._rows or len(self.clients) >= self.rule.needs:
+            return ""
+        return f"the rule {self.rule} needs at least {self.rule.needs} clients in a round, not {len(self.clients)}"
+
+    def total(self) -> Total:
+        rows = {name: matrix[: len(self.clients)] for name, matrix in self._rows.items()}
+        found = self._krum(rows) if "krum" in self.rule.kind else {name: self._apply(name, rows[name]) for name in rows}
+        means = {name: self._sums[name].value.copy_(x.view(self._sums[name].value.shape)) for name, x in found.items()}
+        return Total(self.clients, self.n_samples[self.clients], means, {}, self._single)
+
+    def _apply(self, name: str, rows: Tensor) -> Tensor:
+        """Apply a rule that looks at one upload at a time."""
+        if self.rule.kind == "median":
+            return median(rows)
+        if self.rule.kind == "trimmed":
+            return trimmed_mean(rows, self.rule.amount)
+        return geometric_median(rows, self._buffers(name))
+
+    def _krum(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Choose clients by the distances between all that they uploaded, and average these clients' uploads."""
+        squares = torch.zeros((), dtype=torch.float64)
+        for name, matrix in rows.items():
+            squares = squares + squared_distances(matrix, self._buffers(name))
+        chosen = nearest(squares, int(self.rule.amount), self.rule.selected) if rows else []
+        return {name: mean_of(matrix, chosen) for name, matrix in rows.items()}
+
+    def _buffers(self, name: str) -> list[slice]:
+        """List the columns of an upload's matrix that are buffers, if it is whole models."""
+        size, x = self.layout.size, self._sums[name].value
+        if not is_model(x, self.layout):
+            return []
+        starts = range(0, x.numel(), size)
+        return [slice(start + place.start, start + place.stop) for start in starts for place in self.layout.buffers]
+
+
+@dataclass
+class NormBoundAggregator(Aggregator):
+    """Adds up uploads whose change against what the client was sent has at most a norm (Sun et al. 2019)."""
+
+    bound: float = math.inf
+    method: Method | None = None
+    messages: Mapping[int, Message] = field(default_factory=dict)  # that went to the participants
+
+    def _add(self, client: int, upload: Message) -> None:
+        super()._add(client, {name: self._bounded(client, name, x) for name, x in upload.items()})
+
+    def _bounded(self, client: int, name: str, x: Tensor) -> Tensor:
+        """Bound an upload that moves the server's state. Choices, single numbers and weights of a mean are left."""
+        how = self.uploads.get(name)
+        if how is None or name in {mean.weights for mean in self._means.values()}:
+            return x
+        if isinstance(how, Each) and (how.record or not x.is_floating_point() or x.numel() < 2):
+            return x
+        assert self.method is not None
+        x = x if x.is_floating_point() else x.double()
+        return bounded(x, self.method.sent(self.messages[client], name, x), self.bound, self.layout)
+
+
+def bounded(x: Tensor, sent: Tensor | None, bound: float, layout: Layout) -> Tensor:
+    """Scale the change from `sent` to x down to this norm, if it is longer. Buffers of whole models stay as they are,
+    and count in no norm: they are no steps of a descent."""
+    change, start = x.cpu().double(), torch.zeros((), dtype=torch.float64) if sent is None else sent.cpu().double()
+    change = change - start
+    length = float((layout.without_buffers(change) if is_model(x, layout) else change).norm())
+    if length <= bound:
+        return x
+    # Finite numbers may have a length that is not: nothing is left of such a change.
+    moved = (start + (change * (bound / length) if math.isfinite(length) else torch.zeros_like(change))).to(x)
+    return layout.copy_buffers(moved, x) if is_model(x, layout) else moved
+
+
+def is_model(x: Tensor, layout: Layout) -> bool:
+    """Find out whether a tensor is a model's vector, or several as the rows of a matrix."""
+    return x.shape[-1:] == (layout.size,)
+
+
+def check_aggregation(experiment: Experiment, method: Method, clients: int) -> None:
+    """Refuse a rule that cannot be applied to what the method uploads, or needs more clients than can take part.
+    `clients` is the number of training clients."""
+    rule = Rule.parse(experiment.aggregation)
+    if rule.kind == "mean" or not method.uploads:
+        return
+    if rule.kind == "norm-bound":
+        return
+    title, advice = type(method).__name__, "take --aggregation mean or norm-bound, or a method whose uploads are means"
+    if single := [name for name, how in method.uploads.items() if isinstance(how, Each) and not how.record]:
+        named = " and ".join(filter(None, [", ".join(single[:-1]), single[-1]]))
+        raise FedtailorError(
+            f"{title} needs every client's own {named}, and no rule can be robust where single uploads count: {advice}"
+            ", like fedavg."
+        )
+    weights = [how.weights for how in method.uploads.values() if isinstance(how, Mean)]
+    if own := [weight for weight in weights if weight not in ("samples", "equal")]:
+        raise FedtailorError(
+            f"{title}'s mean is by weights that clients upload themselves ({own[0]}), and no rule can be robust where "
+            f"they choose these: {advice} by samples, like fedavg."
+        )
+    if (most := Participation.parse(experiment.participation).most_of(clients)) < rule.needs:
+        raise FedtailorError(
+            f"The rule {rule} needs at least {rule.needs} clients in a round, and no more than {most} take part: raise "
+            "--participation or --clients, or take --aggregation median."
+        )

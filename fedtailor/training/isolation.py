@@ -1,0 +1,67 @@
+"""Computation that depends on nothing but its inputs, and leaves these as they are."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtailor.training.inputs import Inputs, Lazy, Several
+
+
+def changes(*inputs: Inputs) -> list[int | None]:
+    """Count the changes of tensors in place, by any view of their memory. (PyTorch does not count those through NumPy
+    or `.data`, nor any of an inference tensor: None.) What is read anew each time cannot be changed."""
+    return [_changes(x) for x in inputs]
+
+
+def _changes(x: Inputs) -> int | None:
+    if isinstance(x, Several):
+        return sum(count or 0 for count in map(_changes, x.parts))
+    return None if isinstance(x, Lazy) or x.is_inference() else x._version
+
+
+def _flushes_denormals() -> bool:
+    """Find out whether numbers near 0 count as 0 here: PyTorch has a function that sets this, and none that tells."""
+    return bool(torch.tensor(5e-324, dtype=torch.float64, device="cpu").mul(2) == 0)
+
+
+def _use_mkldnn(on: bool) -> None:
+    torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
+
+
+# What a caller may have set that would change numbers: how it is read and set, and its value in a run. (Deterministic
+# algorithms are not among them: on a CPU these are no others, and elsewhere they are the caller's to ask for.)
+SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
+    (torch.get_num_threads, torch.set_num_threads, 1),  # as in every worker: the same bits on any number of cores
+    (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    (lambda: torch.backends.mkldnn.enabled, _use_mkldnn, True),
+    (_flushes_denormals, torch.set_flush_denormal, False),
+    (torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on), False),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False),
+    (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on), False),
+)
+
+
+@contextmanager
+def isolated(threads: int = 1) -> Iterator[None]:
+    """Compute with one thread and PyTorch's own settings, whatever the caller has set: the same bits everywhere. With
+    more threads, a site's computations may have other last bits.
+
+    Afterwards, the caller's settings and random state are as they were before.
+    """
+    with ExitStack() as stack:
+        for read, set_to, usual in SWITCHES:
+            value = threads if set_to is torch.set_num_threads else usual
+            if (before := read()) != value:
+                stack.callback(set_to, before)
+                set_to(value)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        yield

@@ -1,0 +1,279 @@
+"""A network as a vector: the parameters of any `nn.Module` are views into one flat tensor, its gradients into another.
+
+The vector holds everything that training changes: parameters and, beside the parameters of their layer, the floating
+buffers (BatchNorm's running mean and variance). Layers follow each other in the order in which they are registered,
+those of the head last, so that the body, the head and every layer are slices. Frozen layers are not in it.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor._common.errors import FedtailorError
+from fedtailor.training.inputs import Held, apply
+from fedtailor.training.layers import find_head, frozen_modules, layers_of
+from fedtailor.training.layout import Layout
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # of a network's outputs and the targets
+
+NORMALISATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of one, two or three dimensions
+
+
+class Network:
+    """The vector view of a module.
+
+    `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
+    other. `layout` has their slices. `frozen` are the submodules without trained parameters, which always are in
+    evaluation mode. With `autocast`, passes through the module are computed in bfloat16.
+    """
+
+    autocast = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        head: int | str | list[str] = 1,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        example: Any = None,
+        pretrained: Collection[str] = (),
+    ) -> None:
+        """`head` is a number of layers, the last that a forward pass of the `example` uses, or their names (see
+        `find_head`; a list has exact names). `pretrained` names the tensors that keep their values under any seed."""
+        self.module = module.to(device=device, dtype=dtype)
+        self.frozen = frozen_modules(self.module)
+        layers = layers_of(self.module)
+        kinds = {t.dtype for tensors in layers.values() for _, _, t in tensors if isinstance(t, nn.Parameter)}
+        if len(kinds) != 1:
+            raise FedtailorError(
+                "The network needs trainable parameters of one floating type; "
+                f"this one has {', '.join(sorted(map(str, kinds))) or 'none'}."
+            )
+        self.head_names = head if isinstance(head, list) else find_head(self.module, head, example)
+        order = [name for name in layers if name not in self.head_names] + self.head_names
+        sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
+        self._begin(torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop()))
+        places: dict[str, slice] = {}
+        buffers: list[slice] = []
+        self._integer_buffers: dict[str, torch.dtype] = {}
+        self._placed: list[tuple[nn.Module, str, slice]] = []  # owner and name of each tensor, and its place
+        self._pretrained: list[slice] = []
+        start = 0
+        for name in order:
+            places[name] = slice(start, start + sizes[name])
+            for owner, attribute, tensor in layers[name]:
+                where, full_name = slice(start, start + tensor.numel()), f"{name}.{attribute}".lstrip(".")
+                if not isinstance(tensor, nn.Parameter):
+                    buffers.append(where)
+                    if not tensor.is_floating_point():
+                        self._integer_buffers[full_name] = tensor.dtype
+                if full_name in pretrained:
+                    self._pretrained.append(where)
+                self._place(owner, attribute, where)
+                self._placed.append((owner, attribute, where))
+                start += tensor.numel()
+        head_size = sum(sizes[name] for name in self.head_names)
+        norm_layers = [p for n, p in places.items() if isinstance(self.module.get_submodule(n), NORMALISATION)]
+        self.layout = Layout(
+            size=start,
+            body=slice(0, start - head_size),
+            head=slice(start - head_size, start),
+            layers=places,
+            norm_layers=tuple(norm_layers),
+            buffers=tuple(buffers),
+        )
+        placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}
+        self._constants = [
+            (owner, key, buffer.clone())
+            for owner in self.module.modules()
+            for key, buffer in owner._buffers.items()
+            if buffer is not None and (id(owner), key) not in placed
+        ]
+
+    def _begin(self, vector: Tensor) -> None:
+        self.vector, self.gradient = vector, torch.zeros_like(vector)
+        self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
+        self.hooks_seen = -1
+        self.one_by_one: set[bool] = set()  # see `example_gradients`
+        self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
+
+    def _place(self, owner: nn.Module, attribute: str, where: slice) -> None:
+        """Make a parameter or buffer a view of its place in the vector."""
+        parameter = owner._parameters.get(attribute)
+        tensor = owner._buffers[attribute] if parameter is None else parameter
+        assert tensor is not None
+        view = _view(self.vector[where], tensor.shape)
+        view.copy_(tensor.detach())
+        if parameter is not None:
+            parameter.data = view
+            parameter.grad = _view(self.gradient[where], tensor.shape)
+        else:
+            # `.data` has a version counter of its own: autograd must not take one layer's buffers for another's.
+            owner._buffers[attribute] = view.data
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the module and the places of its tensors: a pickle would not keep these views of one vector."""
+        made_anew = ("vector", "gradient", "chains", "hooks_seen", "one_by_one", "differentiated")
+        return {name: value for name, value in vars(self).items() if name not in made_anew}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        first = next(p for owner, attribute, _ in self._placed if (p := owner._parameters.get(attribute)) is not None)
+        self._begin(torch.zeros(self.layout.size, device=first.device, dtype=first.dtype))
+        for owner, attribute, where in self._placed:
+            self._place(owner, attribute, where)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """True if a layer normalises by the other samples of its batch. Frozen layers use their buffers."""
+        frozen = set(self.frozen)
+        return any(isinstance(layer, BATCH_NORM) and layer not in frozen for layer in self.module.modules())
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of trainable parameters: the length of the vector without the buffers."""
+        return self.layout.size - sum(len(self.vector[place]) for place in self.layout.buffers)
+
+    def frozen_tensors(self) -> Iterator[Tensor]:
+        """Yield the frozen parameters, and the buffers of frozen layers: equal at all clients, and never sent."""
+        yield from (parameter.detach() for parameter in self.module.parameters() if not parameter.requires_grad)
+        yield from (b for layer in self.frozen for b in layer._buffers.values() if b is not None)
+
+    def train(self, n_samples: int, module: nn.Module | None = None) -> None:
+        """Set the network, or a part of it, to training mode. Frozen layers stay in evaluation mode. One sample has no
+        variance: BatchNorm then uses its buffers."""
+        module = module or self.module
+        module.train()
+        for layer in self.frozen:
+            layer.training = False
+        if n_samples == 1:
+            for layer in module.modules():
+                if isinstance(layer, BATCH_NORM):
+                    layer.eval()
+
+    def state_dict(self, theta: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the module's own state dict with the values of `theta`, as plain PyTorch loads it."""
+        if theta is not None:
+            self.vector.copy_(theta)
+        return {
+            name: _as(self._integer_buffers.get(name, tensor.dtype), tensor.detach()).contiguous()
+            for name, tensor in self.module.state_dict().items()
+        }
+
+    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
+        """View a vector as the module's parameters, and copy its buffers, by name: for `torch.func.functional_call`,
+        through which gradients flow back into `theta`."""
+        names = {id(owner): f"{name}." if name else "" for name, owner in self.module.named_modules()}
+        found = {}
+        for owner, attribute, where in self._placed:
+            parameter = owner._parameters.get(attribute)
+            like = owner._buffers[attribute] if parameter is None else parameter
+            assert like is not None
+            view = _view(theta[where], like.shape)
+            found[names[id(owner)] + attribute] = view.detach().clone() if parameter is None else view
+        return found
+
+    def reset(self, vector: Tensor) -> None:
+        """Forget all work: set the vector to this one and the gradient to 0, and give the buffers outside the vector
+        their initial values again."""
+        with torch.no_grad():
+            self.vector.copy_(vector)
+            self.gradient.zero_()
+        self.differentiated = 0
+        self.reset_constants()
+
+    def reset_constants(self) -> None:
+        """Give the buffers outside the vector their initial values again, after a pass that may have changed them."""
+        for owner, key, first in self._constants:
+            if (present := owner._buffers[key]) is not None and present.shape == first.shape:
+                present.copy_(first)
+            else:
+                owner._buffers[key] = first.clone()
+
+    def initialised(self, seed: int) -> Tensor:
+        """Return the network's initial vector under another seed: every layer that can is initialised anew, but for
+        frozen ones and pretrained weights."""
+        before, frozen = self.vector.clone(), set(self.frozen)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            for layer in self.module.modules():
+                if layer not in frozen and callable(reset := getattr(layer, "reset_parameters", None)):
+                    inside = [(p, p.detach().clone()) for p in layer.parameters() if not p.requires_grad]
+                    reset()
+                    for parameter, value in inside:
+                        parameter.detach().copy_(value)
+        other = self.vector.clone()
+        for place in self._pretrained:
+            other[place] = before[place]
+        self.vector.copy_(before)
+        return other
+
+    def __call__(self, x: Held) -> Tensor:
+        return apply(self.module, x)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context of a pass and its loss: autocast to bfloat16, if the network is to use it."""
+        return torch.autocast(self.vector.device.type, torch.bfloat16) if self.autocast else nullcontext()
+
+    # --- the frozen body: features once, then only the head ---
+
+    def features(self, x: Held) -> Tensor | None:
+        """Compute the features, the outputs of the body; None if this network cannot be cut there.
+
+        A Sequential is cut before the first layer of its head; any other network where its head is one submodule
+        and the last thing it applies (which is checked with these samples).
+        """
+        head = self.head_module()
+        if head is None:
+            return None
+        if (cut := self._cut()) is not None:
+            return cast(Tensor, cast(nn.Sequential, self.module)[:cut](x))
+        caught: list[Tensor] = []
+        hook = head.register_forward_pre_hook(lambda _, inputs: caught.extend(inputs))
+        try:
+            output = self(x)
+        finally:
+            hook.remove()
+        return caught[0] if len(caught) == 1 and torch.equal(head(caught[0]), output) else None
+
+    def head_module(self) -> nn.Module | None:
+        """Return the head as a module that takes the features; None if no submodule is the head and nothing else."""
+        if (cut := self._cut()) is not None:
+            return cast(nn.Sequential, self.module)[cut:]
+        pieces = zip(*(name.split(".") for name in self.head_names), strict=False)
+        shared = [piece[0] for piece in takewhile(lambda piece: len(set(piece)) == 1, pieces)]
+        within = [name for name in self.layout.layers if name.split(".")[: len(shared)] == shared]
+        return self.module.get_submodule(".".join(shared)) if shared and set(within) == set(self.head_names) else None
+
+    def _cut(self) -> int | None:
+        """Find the cut of a Sequential: the index of its first child with a layer of the head."""
+        if not isinstance(self.module, nn.Sequential) or not self.head_names:
+            return None
+        children = [name for name, _ in self.module.named_children()]
+        cut = min(children.index(name.split(".")[0]) for name in self.head_names)
+        body = [name for name in self.layout.layers if name not in self.head_names]
+        return cut if all(children.index(name.split(".")[0]) < cut for name in body) else None
+
+
+def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """Copy a tensor with this type; a counter that was averaged is rounded."""
+    return (tensor.round() if tensor.is_floating_point() and not dtype.is_floating_point else tensor).to(
+        dtype, copy=True
+    )
+
+
+def _view(flat: Tensor, shape: torch.Size) -> Tensor:
+    """View a piece of the vector in a tensor's shape.
+
+    Weights of a convolution are in (out, height, width, in) order, which PyTorch calls channels_last and computes
+    faster on a CPU.
+    """
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return flat.view(shape)

@@ -1,0 +1,151 @@
+"""Steps along gradients: SGD, Adam or AdamW at the clients, SGD with momentum or Adam at the server."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.messages import State
+from fedtailor.training.schedule import factor_at
+
+Optimizer = Literal["sgd", "adam", "adamw"]
+ServerOptimizer = Literal["sgd", "momentum", "adam"]
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam, as in torch.optim
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The settings of a local descent: those of PyTorch's optimisers, and how the samples are batched.
+
+    A step's learning rate is lr · factor · (the factor of `step_schedule`). `factor` is the round's, by the
+    experiment's `schedule`.
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 1
+    steps: int | None = None  # in place of epochs: exactly so many batches
+    batch: int | None = 32  # None: the whole training set is one batch
+    drop_last: bool = False  # leave out an epoch's incomplete batch, unless it is the only one
+    join_last: bool = False  # for BatchNorm: an epoch's last batch joins the one before if it has one sample
+    kind: Optimizer = "sgd"
+    clip: float | None = None  # largest norm of a step's gradient
+    step_schedule: str = "constant"
+    factor: float = 1.0
+
+    def factors(self, n_steps: int) -> Iterator[float]:
+        """Yield the factor of the learning rate in each step of a descent."""
+        if self.step_schedule == "constant":
+            return repeat(self.factor, n_steps)
+        return (self.factor * factor_at(self.step_schedule, n_steps, t) for t in range(1, n_steps + 1))
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The names of the tensors that the optimiser remembers from step to step."""
+        if self.kind == "sgd":
+            return ("momentum",) if self.momentum else ()
+        return ("mean", "square", "steps")
+
+
+def optimizer_step(
+    theta: Tensor,
+    gradient: Tensor,
+    moments: State,
+    settings: OptimizerSettings,
+    factor: float = 1.0,
+    scale: Tensor | None = None,
+    fixed: Sequence[slice] = (),
+) -> None:
+    """Take one step of `torch.optim.SGD`, `Adam` or `AdamW` in place, with the learning rate lr · factor.
+
+    SGD: v ← momentum · v + scale · (gradient + weight_decay · θ);  θ ← θ − lr · v. `scale` is a learning rate of its
+    own for every entry: Adam multiplies the step by it. `moments` has what the optimiser remembers, updated in place
+    (begin with an empty dictionary). `gradient` is overwritten. `fixed` slices of `theta` do not move.
+    """
+    if settings.clip is not None:
+        _zero(gradient, fixed)
+        gradient.mul_((settings.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_ does
+    lr = settings.lr * factor
+    if settings.kind != "sgd":
+        _adam_step(theta, gradient, moments, settings, lr if scale is None else lr * scale, fixed)
+        return
+    if settings.weight_decay:
+        gradient.add_(theta, alpha=settings.weight_decay)
+    if scale is not None:
+        gradient.mul_(scale)
+    _zero(gradient, fixed)
+    if settings.momentum:
+        if "momentum" in moments:
+            gradient = moments["momentum"].mul_(settings.momentum).add_(gradient)
+        else:
+            gradient = moments["momentum"] = gradient.clone()
+    theta.add_(gradient, alpha=-lr)
+
+
+def _adam_step(
+    theta: Tensor,
+    gradient: Tensor,
+    moments: State,
+    settings: OptimizerSettings,
+    lr: float | Tensor,
+    fixed: Sequence[slice],
+) -> None:
+    """Take a step of Adam or AdamW, with one learning rate or one for every entry."""
+    if settings.weight_decay and settings.kind == "adam":
+        gradient.add_(theta, alpha=settings.weight_decay)
+    elif settings.weight_decay:
+        before = [theta[place].clone() for place in fixed]
+        theta.mul_(1 - lr * settings.weight_decay)
+        for place, values in zip(fixed, before, strict=True):
+            theta[place] = values
+    _zero(gradient, fixed)
+    for name in settings.moments:
+        if name not in moments:
+            moments[name] = gradient.new_zeros(()) if name == "steps" else torch.zeros_like(gradient)
+    mean = moments["mean"].lerp_(gradient, 1 - BETA1)
+    square = moments["square"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    first, last = (float(bound) for bound in moments["steps"].add_(1).aminmax())
+    # Entries that were trained apart (a head alone) have taken different numbers of steps.
+    t = first if first == last else moments["steps"].double()
+    size, spread = lr / (1 - BETA1**t), square.sqrt().div_((1 - BETA2**t) ** 0.5).add_(EPS)
+    if isinstance(size, Tensor):
+        theta.sub_(size * mean / spread)
+    else:
+        theta.addcdiv_(mean, spread, value=-size)
+
+
+def _zero(vector: Tensor, places: Sequence[slice]) -> None:
+    for place in places:
+        vector[place].zero_()
+
+
+def server_step(
+    state: dict[str, Tensor],
+    name: str,
+    gradient: Tensor,
+    lr: float,
+    optimizer: ServerOptimizer = "sgd",
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> None:
+    """Move the server's tensor `name` along a gradient (Reddi et al., Adaptive Federated Optimization, 2021).
+
+    Moments are kept beside it as `name/mean`, `name/square` and `name/step`. Momentum is v ← β₁ v + gradient.
+    """
+    if optimizer == "sgd":
+        direction = gradient
+    elif optimizer == "momentum":
+        direction = state[f"{name}/mean"] = state.get(f"{name}/mean", torch.zeros_like(gradient)) * beta1 + gradient
+    else:
+        step = state.get(f"{name}/step", gradient.new_zeros(())) + 1
+        mean = state.get(f"{name}/mean", torch.zeros_like(gradient)).lerp(gradient, 1 - beta1)
+        square = state.get(f"{name}/square", torch.zeros_like(gradient)).lerp(gradient**2, 1 - beta2)
+        state |= {f"{name}/step": step, f"{name}/mean": mean, f"{name}/square": square}
+        direction = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + eps)
+    state[name] = state[name] - lr * direction

@@ -1,0 +1,136 @@
+"""The metrics of a model on a client's samples, from its outputs. `metrics.py` has their names and directions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedtailor.messages import Metrics
+from fedtailor.training.descent import EVALUATION_BATCH
+from fedtailor.training.inputs import Inputs
+from fedtailor.training.metrics import Targets
+from fedtailor.training.network import Loss, Network
+
+OwnMetric = Callable[[Tensor, Tensor], Any]  # a function of the user's: (outputs, targets) → a number, or None
+Array = NDArray[Any]
+
+
+@torch.no_grad()
+def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
+    """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
+    network.vector.copy_(theta)
+    network.module.eval()
+    with network.precision():
+        pieces = [network(piece) for piece in x.split(EVALUATION_BATCH)]
+    return torch.cat(pieces).to(theta.dtype) if len(x) else theta.new_empty(0, 1)
+
+
+def targets_of(scores: Tensor, y: Tensor, multi_label: bool = False) -> Targets | None:
+    """Find the kind of targets that these outputs are for; None if they do not fit, as one for each class or target."""
+    if y.is_floating_point():
+        fits = scores.shape == y.shape or (not multi_label and scores.numel() == y.numel())
+        return None if not fits else "labels" if multi_label else "numbers"
+    return "classes" if scores.dim() == 2 else None
+
+
+@torch.no_grad()
+def measure(scores: Tensor, y: Tensor, loss: Loss, multi_label: bool = False, own: OwnMetric | None = None) -> Metrics:
+    """Compute all metrics that are defined for these targets, and the user's own; None for the others, and for all of
+    them without samples."""
+    metrics = Metrics(n_samples=len(y))
+    if len(y) == 0:
+        return metrics
+    metrics.loss = float(loss(scores, y))
+    if own is not None:
+        metrics.own = _number(own(scores, y))
+    match targets_of(scores, y, multi_label):
+        case "classes":
+            _measure_classes(metrics, scores, y)
+        case "labels":
+            _measure_labels(metrics, scores, y)
+        case "numbers":
+            _measure_numbers(metrics, scores, y)
+    return metrics
+
+
+def _number(value: Any) -> float | None:
+    """Make a number of what a function of the user's returns; None if it is not defined, or no number (NaN)."""
+    value = None if value is None else float(value)
+    return None if value is None or np.isnan(value) else value
+
+
+def _measure_classes(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
+    guesses = scores.argmax(1)
+    labels, hits = y.cpu().numpy(), (guesses == y).cpu().numpy()
+    present = np.bincount(labels, minlength=scores.shape[1])
+    right = np.bincount(labels[hits], minlength=len(present))
+    classes = np.flatnonzero(present)
+    metrics.accuracy = float(hits.mean())
+    metrics.balanced_accuracy = float(np.mean(right[classes] / present[classes]))
+    metrics.f1 = _f1(right, present, np.bincount(guesses.cpu().numpy(), minlength=len(present)))
+    metrics.log_loss = float(functional.nll_loss(scores.double().log_softmax(1), y))
+    metrics.auc = area_under_curve(scores.double().softmax(1), y)
+
+
+def _measure_labels(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
+    truth, guesses = y.cpu().numpy() > 0.5, (scores > 0).cpu().numpy()  # a logit above 0: more probable than not
+    hits = truth == guesses
+    metrics.accuracy = float(hits.mean())
+    metrics.exact_match = float(hits.all(1).mean())
+    metrics.f1 = _f1((truth & guesses).sum(0), truth.sum(0), guesses.sum(0))
+    values = scores.double().cpu().numpy()
+    areas = [_area(column, of_label) for column, of_label in zip(values.T, truth.T, strict=True)]
+    defined = [area for area in areas if area is not None]
+    metrics.auc = float(np.mean(defined)) if defined else None
+
+
+def _measure_numbers(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
+    """Several targets count alike: each metric is the mean over them, as scikit-learn's are."""
+    truth = y.double().cpu().numpy().reshape(len(y), -1)
+    errors = scores.double().cpu().numpy().reshape(truth.shape) - truth
+    spread, squared = ((truth - truth.mean(0)) ** 2).sum(0), (errors**2).sum(0)
+    metrics.rmse = float(np.mean(np.sqrt(squared / len(truth))))
+    metrics.mae = float(np.mean(np.abs(errors)))
+    varied = np.ptp(truth, axis=0) > 0
+    metrics.r2 = float(np.mean(1 - squared[varied] / spread[varied])) if varied.any() else None
+
+
+def _f1(right: Array, present: Array, guessed: Array) -> float | None:
+    """Compute the F1 of each class or label that is present or predicted, averaged; None if there is none."""
+    seen = present + guessed > 0
+    return float(np.mean(2 * right[seen] / (present + guessed)[seen])) if seen.any() else None
+
+
+def area_under_curve(probabilities: Tensor, y: Tensor) -> float | None:
+    """Compute the AUC of each class against the rest, averaged over the classes that are present; None below two."""
+    values, labels = probabilities.cpu().numpy(), y.cpu().numpy()
+    classes = np.flatnonzero(np.bincount(labels))
+    areas = [_area(values[:, number], labels == number) for number in classes]
+    return float(np.mean([area for area in areas if area is not None])) if len(classes) > 1 else None
+
+
+def _area(values: Array, positive: Array) -> float | None:
+    """Compute the share of (positive, negative) pairs that are in order, ties counting half; None without pairs."""
+    others, own = np.sort(values[~positive]), values[positive]
+    if not len(own) or not len(others):
+        return None
+    below = others.searchsorted(own).sum() + others.searchsorted(own, "right").sum()  # twice the pairs in order
+    return float(below / (2 * len(own) * len(others)))
+
+
+def sample_scores(name: str, scores: Tensor, y: Tensor, multi_label: bool = False) -> Array | None:
+    """Compute each sample's part of a metric that is a mean over samples; None for any other."""
+    kind = targets_of(scores, y, multi_label)
+    if name == "accuracy" and kind == "classes":
+        return (scores.argmax(1) == y).double().cpu().numpy()
+    if name == "accuracy" and kind == "labels":
+        return ((scores > 0) == (y > 0.5)).double().mean(1).cpu().numpy()
+    if name == "log_loss" and kind == "classes":
+        return functional.nll_loss(scores.double().log_softmax(1), y, reduction="none").cpu().numpy()
+    if name == "mae" and kind == "numbers":
+        return (scores.reshape(y.shape).double() - y).abs().reshape(len(y), -1).mean(1).cpu().numpy()
+    return None
