@@ -10,7 +10,7 @@ several rounds counts. Ray listens on all interfaces while this runs.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +39,8 @@ class Doing:
     def without_states(self) -> "Doing":
         return self
 
-    def split(self, requests: Sequence[Request]) -> Iterator[Request]:
-        yield from requests
+    def split(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return requests
 
     def size(self, request: Request) -> int:
         return 1

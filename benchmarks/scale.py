@@ -226,7 +226,7 @@ def passes_watched() -> Iterator[Callable[[], Seconds]]:
 
     with (
         patch("fedtailor.training.client.descend", watched(descend)),
-        patch("fedtailor.client.site.outputs", watched(outputs)),
+        patch("fedtailor.client.sites.outputs", watched(outputs)),
     ):
         yield lambda: Seconds(spent[0], spent[1])
 

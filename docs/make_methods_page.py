@@ -20,7 +20,7 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.messages import Reply, Request, State, Train
 from fedtailor.method import Method
 from fedtailor.methods import all_methods

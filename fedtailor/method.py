@@ -7,6 +7,7 @@ client uploads is aggregated; the server's loop does it, and hands single upload
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -60,24 +61,19 @@ Uploads = Mapping[str, Mean | Each]
 Search = Mapping[str, str | None]  # by parameter: "0.01..1:log", "1..10" or "a|b"; None: it is not searched
 
 
+@dataclass
 class Total:
     """A round's uploads as the server sees them: means, and single tensors where the method declares `Each`.
 
     `clients` are those that replied, in the order of their numbers, `n_samples` their training samples.
     """
 
-    def __init__(
-        self,
-        clients: list[int],
-        n_samples: Tensor,
-        means: Mapping[str, Tensor],
-        weights: Mapping[str, Tensor],
-        single: Mapping[str, dict[int, Tensor]],
-        share: float | None = None,
-    ) -> None:
-        """`share` is that of the clients that are expected in a round, in place of those that replied."""
-        self.clients, self.n_samples = clients, n_samples
-        self._means, self._weights, self._single, self._share = means, weights, single, share
+    clients: list[int]
+    n_samples: Tensor
+    _means: Mapping[str, Tensor]
+    _weights: Mapping[str, Tensor]
+    _single: Mapping[str, dict[int, Tensor]]
+    _share: float | None = None  # of the clients that are expected in a round, in place of those that replied
 
     def __getitem__(self, name: str) -> Tensor:
         """The mean of an upload; of one that is seen singly, the mean by samples."""
@@ -325,7 +321,7 @@ class Method(BaseModel):
 
     # --- what follows from the above ---
 
-    @property
+    @cached_property
     def means(self) -> list[str]:
         """The uploads of which the server sees the mean alone."""
         return [name for name, how in self.uploads.items() if isinstance(how, Mean)]
@@ -338,18 +334,18 @@ class Method(BaseModel):
             found[name] = upload[name] if sent is None else upload[name] - sent
         return found
 
-    @property
+    @cached_property
     def shares_model(self) -> bool:
         """True if all clients predict with the broadcast `theta`."""
         return type(self).personal_model is Method.personal_model
 
-    @property
+    @cached_property
     def uploaded(self) -> set[str]:
         """The names of all that a client uploads, with the weights of means."""
         weights = {how.weights for how in self.uploads.values() if isinstance(how, Mean)}
         return {*self.uploads, *(weights - {"samples", "equal"})}
 
-    @property
+    @cached_property
     def recorded(self) -> set[str]:
         """The uploads for the record alone: in a private run they stay at the client."""
         return {name for name, how in self.uploads.items() if isinstance(how, Each) and how.record}
@@ -367,13 +363,10 @@ def expected_upload(method: Method, server: Server, client: int) -> State:
 
 
 def check_upload(
-    method: Method,
-    upload: Mapping[str, Any],
-    server: Server | None = None,
-    client: int = 0,
-    private: bool = False,
+    method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0, private: bool = False
 ) -> None:
-    """Refuse an upload that is not what the method declares: other names or, at the server, other shapes or types."""
+    """Refuse named tensors that are not what the method declares to upload: other names or, at the server, other shapes
+    or types."""
     declared = method.uploaded - (method.recorded if private else set())
     if missing := sorted(declared - upload.keys()):
         raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import fedtailor as ft
 from fedtailor._common.toml import parse_toml, write_toml
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.client.terms import balanced
 from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import make_experiment

@@ -172,10 +172,10 @@ def test_no_reply_brings_more_than_the_upload(engine: dict[str, Any], monkeypatc
     replies: list[tuple[int, list[str]]] = []
     take = Loop._take
 
-    def looking(loop: Loop, total: Aggregator, client: int, of_all: dict[int, Reply]) -> None:
+    def looking(loop: Loop, total: Aggregator, client: int, of_all: dict[int, Reply], received: Any) -> None:
         replies.append((loop.server.round, find(SECRETS, of_all[client])))
         assert vars(of_all[client]).keys() == {field.name for field in fields(Reply)}
-        take(loop, total, client, of_all)
+        take(loop, total, client, of_all, received)
 
     monkeypatch.setattr(Loop, "_take", looking)
     spy_on(Spy(), evaluation={"model": "local"}, **engine)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.messages import EvaluateShared, Metrics, NotFinite, Reply, Train
 from fedtailor.messages.letters import FaultError, Letter, as_answer, as_request, fault_letter, read_letter
 from fedtailor.messages.store import StateLost

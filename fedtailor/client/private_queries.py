@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, explained
-from fedtailor.client.site import Site, Terms
+from fedtailor.client.sites import Site
+from fedtailor.client.terms import Terms
 from fedtailor.data import ClientData
 from fedtailor.messages import Message
 from fedtailor.privacy.noise import Noise

@@ -1,4 +1,9 @@
-"""Local training as an experiment describes it: the optimiser, the loss that is minimised, and what is refused."""
+"""The terms of an experiment, the same for all sites: the method, the network, how they train and evaluate; and how an
+experiment describes local training: the optimiser, the loss that is minimised, and what is refused."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -8,9 +13,50 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError
 from fedtailor.data import FederatedData
 from fedtailor.experiment import Experiment
+from fedtailor.experiment.privacy import Privacy
 from fedtailor.method import Method
+from fedtailor.training.augmentation import Augmentation
+from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.optimizer import OptimizerSettings
+from fedtailor.training.predictions import OwnMetric
+
+
+@dataclass
+class Terms:
+    """The terms of an experiment, the same for all sites: the method, the network, how they train and evaluate."""
+
+    method: Method
+    network: Network
+    initial: Tensor
+    loss: Loss  # that is reported
+    training_loss: Loss  # that is minimised: with label smoothing and class weights
+    optimizer: OptimizerSettings
+    keep_momentum: bool
+    fine_tune: int  # epochs before a model is evaluated
+    seed: int
+    participation: float = 1.0  # the share of the clients that take part in a round on average
+    schedule: str = "constant"  # of the learning rate, over so many rounds:
+    rounds: int = 1
+    on_train: bool = False  # measure models on the training samples too
+    debug: bool = False  # let exceptions pass
+    weights: str = ""  # the checksum of the file of pretrained weights
+    augmentation: Augmentation | None = None  # of training images
+    metric: Metric = ACCURACY  # the one that decides
+    own_metric: OwnMetric | None = None  # its function, if it is the user's own
+    multi_label: bool = False  # targets are labels of 0 and 1
+    privacy: Privacy | None = None  # with its noise
+    per_round: float = 1.0  # clients that take part in a round on average
+    secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of the vector that training begins with, and of all that is frozen beside it or was loaded."""
+        checksum = crc32(self.initial.cpu().numpy().data)
+        for tensor in self.network.frozen_tensors():
+            checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
+        checksum = crc32(self.weights.encode(), checksum)
+        return f"{checksum:08x}"
 
 
 def optimizer_settings(experiment: Experiment, network: Network) -> OptimizerSettings:

@@ -6,7 +6,7 @@ as they do where they are alone.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
 from zlib import crc32
@@ -27,7 +27,7 @@ CHECKED = 256  # samples in the checksum of those that are not in memory
 SPLITS = {"train": (0, 1), "validation": (1, 2), "test": (2, 3), "all": (0, 3)}  # columns of `bounds`
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ClientData:
     """One client's inputs and targets, in the order train, validation, test."""
 
@@ -37,23 +37,17 @@ class ClientData:
     ends: tuple[int, int]  # of the training and of the validation samples
     n_classes: int | None = None  # where labels are the client's own
 
-    @property
-    def train(self) -> tuple[Inputs, Tensor]:
-        return self.x[: self.ends[0]], self.y[: self.ends[0]]
+    train: tuple[Inputs, Tensor] = field(init=False)
+    validation: tuple[Inputs, Tensor] = field(init=False)
+    test: tuple[Inputs, Tensor] = field(init=False)
+    held_out: Inputs = field(init=False)  # the inputs of the validation and test samples
 
-    @property
-    def validation(self) -> tuple[Inputs, Tensor]:
-        first, last = self.ends
-        return self.x[first:last], self.y[first:last]
-
-    @property
-    def test(self) -> tuple[Inputs, Tensor]:
-        return self.x[self.ends[1] :], self.y[self.ends[1] :]
-
-    @property
-    def held_out(self) -> Inputs:
-        """The inputs of the validation and test samples."""
-        return self.x[self.ends[0] :]
+    def __post_init__(self) -> None:
+        (trained, validated), x, y = self.ends, self.x, self.y
+        self.train = x[:trained], y[:trained]
+        self.validation = x[trained:validated], y[trained:validated]
+        self.test = x[validated:], y[validated:]
+        self.held_out = x[trained:]
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from torch.nn import functional
 
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import import_object
-from fedtailor.client.place import Sites
 from fedtailor.client.private_queries import private_queries
-from fedtailor.client.site import Terms
-from fedtailor.client.terms import check_training, class_weights, optimizer_settings, training_loss
+from fedtailor.client.sites import Sites
+from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
 from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing

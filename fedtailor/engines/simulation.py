@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.client.answers import Answering
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.data.agreement import read_agreement
 from fedtailor.engines.channel import InMemory
 from fedtailor.engines.hostile import TARGET, Tampering, find_trigger, poisoned

@@ -78,13 +78,30 @@ def check_finite(what: str, tensors: Message) -> None:
             raise NotFinite(f"{what} has NaN or infinite numbers in {name!r}")
 
 
-def largest(message: Message) -> dict[str, float]:
-    """Find the largest absolute value of each tensor; NaN or infinite if one of its numbers is."""
-    sizes = {}
-    for name, tensor in message.items():
-        number = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
-        sizes[name] = max(map(abs, torch.stack(torch.aminmax(number)).tolist())) if number.numel() else 0.0
-    return sizes
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a message: its bytes, and the largest absolute value of each tensor."""
+
+    bytes: int
+    largest: dict[str, float]  # NaN or infinite if one of its numbers is
+
+
+def sizes(what: str, messages: Mapping[int, Message], finite: bool = False) -> dict[int, Size]:
+    """Measure messages; with `finite`, refuse NaN and infinite numbers. A tensor that several of them have in common is
+    looked at once."""
+    known: dict[int, float] = {}
+    found = {}
+    for client, message in messages.items():
+        for name, tensor in sorted(message.items()):
+            if id(tensor) not in known:
+                number = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
+                bounds = torch.stack(torch.aminmax(number)).tolist() if number.numel() else [0.0]
+                known[id(tensor)] = max(map(abs, bounds))
+            if finite and not math.isfinite(known[id(tensor)]):
+                raise NotFinite(f"{what} has NaN or infinite numbers in {name!r}")
+        largest = {name: known[id(tensor)] for name, tensor in message.items()}
+        found[client] = Size(sum(tensor.nbytes for tensor in message.values()), largest)
+    return found
 
 
 class NotFinite(ValueError):

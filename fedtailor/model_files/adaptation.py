@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtailor._common.errors import FedtailorError, unknown, warn
 from fedtailor._common.files import write_atomically
 from fedtailor._common.version import __version__
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.data import FederatedData
 from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.joins import Data, new_clients

@@ -12,7 +12,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedtailor._common.version import __version__
-from fedtailor.client.site import Site, Terms
+from fedtailor.client.sites import Site
+from fedtailor.client.terms import Terms
 from fedtailor.data import FederatedData
 from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.experiment import Experiment, experiment_hash

@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.client.place import Sites
-from fedtailor.client.site import Terms
+from fedtailor.client.sites import Sites
+from fedtailor.client.terms import Terms
 from fedtailor.data import FederatedData
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import load

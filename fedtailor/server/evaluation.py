@@ -1,6 +1,6 @@
 """Evaluation: which models are measured in a round, who is missing, and the averages of the metrics."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from fedtailor.experiment import Evaluation
 from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Metrics, Reply, Request
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server
-from fedtailor.server.records import Averages, ClientsRecord, RoundRecord
+from fedtailor.server.records import Averages, ClientsRecord, RoundRecord, finite
 from fedtailor.training.metrics import ACCURACY, LOSS, METRICS, Metric
 
 MEASURED = (*METRICS, "own")
@@ -59,8 +59,8 @@ class Evaluator:
             chosen = [client for client in chosen if client in called]
         if self.protocol.model == "local":
             return self._local(server.round, chosen, trained)
-        message, lasts = self._message(server)
-        replies = self._ask(list(self._requests(server.round, chosen, versions, message, lasts)), transport)
+        requests, asked = self._requests(server, chosen, versions)
+        replies = self._ask(requests, asked, transport)
         for client, reply in replies.items():
             if reply.measured:
                 self.known[client] = (versions.get(client, NEVER), reply.measured[0])
@@ -82,10 +82,9 @@ class Evaluator:
         left = {client: self.known[client][1] for client in chosen if client not in set(missing)}
         return Evaluated({client: measured for client, measured in left.items() if measured}, missing, replies)
 
-    def _ask(self, requests: Sequence[Request], transport: Transport) -> dict[int, Reply]:
-        """Ask, and return one checked reply for each client: without metrics if it failed, or tells none. Where
+    def _ask(self, requests: Sequence[Request], asked: Sequence[int], transport: Transport) -> dict[int, Reply]:
+        """Ask these clients, and return one checked reply for each: without metrics if it failed, or tells none. Where
         several clients of one place fail together, each is asked again on its own."""
-        asked = [client for request in requests for client in request.clients]
         waiting, together = set(asked), set[int]()
         replies = {client: Reply((client,), error="it did not answer") for client in asked}
         for reply in transport.ask(requests):
@@ -95,9 +94,10 @@ class Evaluator:
                     replies[client] = self._checked(reply, place)
                     if reply.error and len(reply.clients) > 1:
                         together.add(client)
-        if together and len((shared := requests[0]).clients) > 1:
-            alone = [EvaluateShared(shared.round, client, shared.message) for client in asked if client in together]
-            replies |= self._ask(alone, transport)
+        if together:
+            shared, again = requests[0], [client for client in asked if client in together]
+            alone = [EvaluateShared(shared.round, client, shared.message) for client in again]
+            replies |= self._ask(alone, again, transport)
         return replies
 
     def _checked(self, reply: Reply, place: int) -> Reply:
@@ -124,25 +124,24 @@ class Evaluator:
                 if self.known.get(client, (NEVER, None))[0] < of_round.round:
                     self.known[client] = (of_round.round, None)
 
-    def _message(self, server: Server) -> tuple[Message, bool]:
-        """Return the message of an evaluation, and whether clients that have trained do without it."""
-        if self.protocol.model == "global":
-            theta = self.method.global_model(server)
+    def _requests(self, server: Server, chosen: list[int], versions: dict[int, int]) -> tuple[list[Request], list[int]]:
+        """Make the requests of an evaluation, and list whom they ask. Nothing is asked of a client whose metrics are
+        known: it predicts with a state that is still the same, and needs nothing of the server for it."""
+        number, method, asked_globally = server.round, self.method, self.protocol.model == "global"
+        message: Message = method.broadcast(server) if not asked_globally else {}
+        if asked_globally:
+            theta = method.global_model(server)
             assert theta is not None  # checked before the run
-            return {"theta": theta}, False
-        return self.method.broadcast(server), self.method.keeps_model
-
-    def _requests(
-        self, round: int, chosen: list[int], versions: dict[int, int], message: Message, lasts: bool
-    ) -> Iterator[Request]:
-        if (self.protocol.model == "global" or self.method.shares_model) and chosen:
-            yield EvaluateShared(round, chosen[0], message, others=tuple(chosen[1:]))
-            return
+            message = {"theta": theta}
+        if (asked_globally or method.shares_model) and chosen:
+            return [EvaluateShared(number, chosen[0], message, others=tuple(chosen[1:]))], chosen
+        requests: list[Request] = []
         for client in chosen:
             version = versions.get(client, NEVER)
             unchanged = client in self.known and self.known[client][0] == version
-            if not (unchanged and (not message or (lasts and version != NEVER))):
-                yield Evaluate(round, client, message, version)
+            if not (unchanged and (not message or (method.keeps_model and version != NEVER))):
+                requests.append(Evaluate(number, client, message, version))
+        return requests, [request.client for request in requests]
 
 
 def _as_measured(record: ClientsRecord, client: int) -> Measured:
@@ -194,10 +193,10 @@ def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCUR
         if not found:
             return None
         by_samples = (average == "sample" or split == "train") and any(weights)
-        return float(np.average(found, weights=weights if by_samples else None))
+        return finite(float(np.average(found, weights=weights if by_samples else None)))
 
-    std, worst_decile = _spread(values("test", metric.field)[0], metric)
-    accuracy_std, accuracy_worst_decile = _spread(values("test", "accuracy")[0], ACCURACY)
+    std, worst_decile = _spread(values("test", metric.field)[0], metric.higher_is_better)
+    accuracy_std, accuracy_worst_decile = _spread(values("test", "accuracy")[0], higher_is_better=True)
     return Averages(
         **{name: mean("test", name) for name in MEASURED},
         **{f"validation_{name}": mean("validation", name) for name in MEASURED},
@@ -211,10 +210,10 @@ def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCUR
     )
 
 
-def _spread(values: list[float], metric: Metric) -> tuple[float | None, float | None]:
+def _spread(values: list[float], higher_is_better: bool) -> tuple[float | None, float | None]:
     """Compute the standard deviation over clients, and the mean of the worst tenth of them; None if one of them has no
     finite value."""
-    ordered = metric.worst_first(values) if np.isfinite(values).all() else []
+    ordered = sorted(values, reverse=not higher_is_better) if np.isfinite(values).all() else []
     std = float(np.std(ordered)) if len(ordered) > 1 else None  # one client has no spread
     return std, float(np.mean(ordered[: max(1, len(ordered) // 10)])) if ordered else None
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fedtailor._common.errors import FedtailorError, warn
-from fedtailor.messages import Message, Reply, largest
+from fedtailor.messages import Reply, Size
 from fedtailor.method import Server
 from fedtailor.server.evaluation import Evaluated
 from fedtailor.server.records import RoundRecord, failures, failures_in_words
@@ -44,28 +44,26 @@ class Failures:
         self._away: set[int] = set()  # clients that failed without an exception when they were last asked: silent ones
         self._untrained: set[int] = set()  # those of them that have not trained since
         self._healthy: dict[str, float] = {}  # the largest numbers of all messages in rounds without a failure
-        self._uploads: dict[int, dict[str, float]] = {}  # and of this round's uploads, by client
         self._suspect = ""  # the last upload that was far larger than the others'
 
-    def note(self, client: int, upload: Message) -> None:
-        """Note how large an upload is; refuse one with NaN or infinite numbers."""
-        sizes = largest(upload)
-        for name, size in sorted(sizes.items()):
-            if not math.isfinite(size):
-                raise ValueError(f"its upload has NaN or infinite numbers in {name!r}")
-        self._uploads[client] = sizes
-
     def close(
-        self, round: int, messages: Mapping[int, Message], replies: Mapping[int, Reply], server: Server
+        self,
+        round: int,
+        sent: Mapping[int, Size],
+        received: Mapping[int, Size],
+        replies: Mapping[int, Reply],
+        server: Server,
     ) -> list[int]:
-        """Close a round: name the clients that failed. Return those that failed because of what they were sent."""
+        """Close a round: name the clients that failed. Return those that failed because of what they were sent.
+
+        `sent` and `received` are the sizes of all messages and of the uploads that were accepted.
+        """
         failed = {client: replies[client] for client in sorted(replies) if replies[client].error}
-        sizes = _largest_of_all(messages)
-        wrong = {client: why for client in failed if (why := self._wrong(sizes[client]))}
+        wrong = {client: why for client in failed if (why := self._wrong(sent[client].largest))}
         if not failed:
-            for of_client in sizes.values():
-                self._healthy |= {n: size for n, size in of_client.items() if size > self._healthy.get(n, 0.0)}
-        self._find_suspect(round)
+            for size in sent.values():
+                self._healthy |= {n: most for n, most in size.largest.items() if most > self._healthy.get(n, 0.0)}
+        self._find_suspect(round, {client: size.largest for client, size in received.items()})
         faults = {
             client: f"{reply.error}, because of what it was sent ({wrong[client]})" if client in wrong else reply.error
             for client, reply in failed.items()
@@ -77,9 +75,9 @@ class Failures:
             why, cause = faults[honest[0]], failed[honest[0]].cause
             clients = [client for client in honest if faults[client] == why]
             raise FedtailorError(f"{self._who(round, clients)} failed: {why}.") from cause
-        for clients in self._news(faults, failed):
+        for clients in self._news(faults, failed) if failed else ():
             self._tell(round, clients, f"left out: {faults[clients[0]]}", server)
-        if len(failed) < len(messages) or not messages:
+        if len(failed) < len(sent) or not sent:
             self._failed_rounds = 0
         elif honest:
             self._failed_rounds += 1
@@ -101,7 +99,7 @@ class Failures:
             why, cause = new[honest[0]].error, new[honest[0]].cause
             clients = [client for client in honest if new[client].error == why]
             raise FedtailorError(f"The evaluation of {self._names(clients)} failed: {why}.") from cause
-        for clients in self._news({client: reply.error for client, reply in new.items()}, new):
+        for clients in self._news({client: reply.error for client, reply in new.items()}, new) if new else ():
             self._tell(round, clients, f"not measured: {new[clients[0]].error}", server)
         for client in found.missing:
             if client in found.replies and client not in failed:
@@ -167,24 +165,13 @@ class Failures:
                 return f"{name!r} is {size / before:.3g} times as large as before{self._suspect}"
         return ""
 
-    def _find_suspect(self, round: int) -> None:
+    def _find_suspect(self, round: int, uploads: Mapping[int, Mapping[str, float]]) -> None:
         """Look for an upload that is far larger than the others' of this round."""
-        for name in {name for sizes in self._uploads.values() for name in sizes}:
-            of_name = {client: sizes[name] for client, sizes in self._uploads.items() if name in sizes}
+        for name in {name for sizes in uploads.values() for name in sizes}:
+            of_name = {client: sizes[name] for client, sizes in uploads.items() if name in sizes}
             client = max(of_name, key=lambda client: of_name[client])
             others = [size for other, size in of_name.items() if other != client]
             usual = statistics.median(others) if others else 0.0
             if usual and (times := of_name[client] / usual) > OUTLIER:
                 whose = f"client {self.names[client]}'s {name!r}"
                 self._suspect = f"; {whose} was {times:.3g} times as large as others' in round {round}"
-        self._uploads = {}
-
-
-def _largest_of_all(messages: Mapping[int, Message]) -> dict[int, dict[str, float]]:
-    """Find the largest number of each message's tensors. What all clients are sent is looked at once."""
-    known: dict[int, float] = {}
-    for message in messages.values():
-        for name, tensor in message.items():
-            if id(tensor) not in known:
-                known[id(tensor)] = largest({name: tensor})[name]
-    return {client: {n: known[id(tensor)] for n, tensor in message.items()} for client, message in messages.items()}

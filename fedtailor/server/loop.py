@@ -9,12 +9,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
+from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.participation import Participation
-from fedtailor.messages import NEVER, Message, Reply, Train, check_tensors, message_bytes
+from fedtailor.messages import NEVER, Message, Reply, Size, Train, check_tensors, sizes
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.server.aggregation import make_aggregator
@@ -24,7 +23,7 @@ from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
 from fedtailor.server.failures import ClientFailure, ClientNote, Failures
 from fedtailor.server.observations import Observations
-from fedtailor.server.records import ClientsRecord, RoundRecord
+from fedtailor.server.records import ClientsRecord, RoundRecord, finite
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.streams import seed_network, torch_seed, torch_stream
@@ -60,10 +59,12 @@ class Loop:
         experiment = self.experiment
         stop = experiment.on_failure == "stop"
         self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
+        self._participation = Participation.parse(experiment.participation)
+        self._rule = Rule.parse(experiment.aggregation)
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
-        with self._at_the_server("start"):
+        with self._phase("", "start"):
             self.method.start(self.server)
             check_tensors("the server's state", self.server.state)
         self._save(transport)
@@ -97,7 +98,7 @@ class Loop:
                 f"{self.finished}: restore the whole run directory from a copy."
             )
         if joining := self.joined.get(self.finished, 0):
-            with self._at_the_server("join"):
+            with self._phase("", "join"):
                 self.method.join(self.server, self.server.n_clients - joining)
                 check_tensors("the server's state", self.server.state)
 
@@ -122,7 +123,7 @@ class Loop:
         return early_stop(self.rounds, self.experiment.evaluation.patience, self.metric) is not None
 
     def _save(self, transport: Transport) -> None:
-        with self._timed("checkpoints"):
+        with self._phase("checkpoints"):
             if self.directory is not None:
                 self.directory.sync()  # what was recorded lasts as long as the checkpoint
                 self.observations.sync()
@@ -132,29 +133,36 @@ class Loop:
         """Do one round: send, train, receive, evaluate, record."""
         begin = time.perf_counter()
         participants, known = self.call(number), {about for record in self.rounds for about in record.warnings}
-        down, total, replies, misled = self._train(number, transport)
+        sent, total, replies, misled = self._train(number, transport)
         self._round_complete = False
-        counted = self._counted(total, replies)
+        counted = replies
+        if shortage := total.shortage():  # then nobody's state changes, as if nobody had replied
+            why = f"Round {number} changes nothing, like others with as few replies: {shortage}."
+            self.server.warn("aggregation", why)
+            counted = {}
         if counted or total.always:
-            with self._timed("aggregation"), self._at_the_server("receive"):
-                self.method.receive(self.server, total.total())
+            aggregated = total.total()
+            with self._phase("aggregation", "receive"):
+                self.method.receive(self.server, aggregated)
                 check_tensors("the server's state", self.server.state)
         self.versions |= {client: reply.version for client, reply in counted.items() if reply.version != NEVER}
         transport.accept(list(counted))
         found = Evaluated({}, [], {})
         if self.evaluator.due(number, self.experiment.rounds):
-            with self._timed("evaluation"), self._at_the_server("evaluation"):
+            with self._phase("evaluation", "evaluation"):
                 found = self.evaluator.evaluate(self.server, self.versions, counted.values(), transport)
         self.failures.close_evaluation(number, found, replies, self.server)
         if number % self.experiment.observe_every == 0:
-            with self._at_the_server("observe"):
-                self.observations.put(number, self.method.observe(self.server))
+            with self._phase("", "observe"):
+                if shown := self.method.observe(self.server):
+                    self.observations.put(number, shown)
+        down = {client: size.bytes for client, size in sent.items()}
         up = {client: reply.bytes_up for client, reply in replies.items()}
         honest = {client: of for client, of in found.measured.items() if client not in self.hostile}
         record = RoundRecord(
             **vars(averages(honest, self.experiment.evaluation.average, self.metric)),
             round=number,
-            participants=participants,
+            participants=list(participants),
             failed=[client for client in participants if client not in replies],
             misled=misled,
             missing=[client for client in found.missing if client not in self.hostile],
@@ -164,10 +172,16 @@ class Loop:
             differentiated=sum(reply.differentiated for reply in replies.values()),
             seconds=round(time.perf_counter() - begin, 4),
         )
-        self._account(record)
-        self._record(record, ClientsRecord(round=number, results=found.measured, bytes_down=down, bytes_up=up))
+        if self.budget is not None:
+            self._account(record, self.budget)
+        self.rounds.append(record)
+        clients = ClientsRecord.of(number, found.measured, down, up)
+        if self.directory is None:
+            self.clients.append(clients)
+        else:
+            self.directory.append(record.plain(), clients.plain())
         self.finished, self._round_complete = number, True
-        return self.rounds[-1]
+        return record
 
     def call(self, number: int) -> list[int]:
         """Begin a round: draw who takes part in it."""
@@ -178,143 +192,118 @@ class Loop:
 
     def _drawn(self, number: int) -> list[int]:
         """Draw the participants of a round."""
-        training = list(range(self.server.n_clients))  # new clients are numbered behind them
-        return Participation.parse(self.experiment.participation).draw(training, self.experiment.seed, number)
+        training = list(range(len(self.server.n_samples)))  # new clients are numbered behind them
+        return self._participation.draw(training, self.experiment.seed, number)
 
-    def _account(self, record: RoundRecord) -> None:
+    def _account(self, record: RoundRecord, budget: Budget) -> None:
         """Write down what the rounds have cost of the privacy, and whether one more is affordable."""
-        if self.budget is None:
-            return
         rounds = [*self.rounds, record]
-        record.epsilon, record.epsilon_rdp = self.budget.after(rounds)
+        record.epsilon, record.epsilon_rdp = map(finite, budget.after(rounds))
         if record.round < self.experiment.rounds:
-            record.stop = self.budget.exhausted(rounds, self._drawn(record.round + 1))
+            record.stop = budget.exhausted(rounds, self._drawn(record.round + 1))
 
     def _train(
         self, number: int, transport: Transport
-    ) -> tuple[dict[int, int], Aggregator, dict[int, Reply], list[int]]:
-        """Have the participants train: the bytes that went down to each, their uploads added up, their replies without
-        these, and who failed because of what it was sent. Interrupted, it has changed nothing at the server."""
+    ) -> tuple[dict[int, Size], Aggregator, dict[int, Reply], list[int]]:
+        """Have the participants train. Return the size of what went down to each, the uploads added up, the replies
+        without these, and who failed because of what it was sent. Interrupted, it has changed nothing at the server."""
         undo = self._undo()
         try:
             messages = self._messages()
-            down = {client: message_bytes(message) for client, message in messages.items()}
             privacy = self.budget.privacy if self.budget else None
-            total = make_aggregator(self.experiment, self.method, self.server, messages, privacy, self.secret)
+            seed = None if self.secret else self.experiment.seed
+            total = make_aggregator(self._rule, self.method, self.server, messages, privacy, seed)
             measure = self.experiment.evaluation.model == "local"
             requests = [
                 Train(number, client, message, self.versions.get(client, NEVER), measure)
                 for client, message in messages.items()
             ]
             replies: dict[int, Reply] = {}
-            with self._timed("training"):
+            received: dict[int, Size] = {}
+            with self._phase("training"):
                 for reply in transport.ask(requests):
                     if (client := reply.clients[0]) in messages and client not in replies:
                         replies[client] = reply
-                        self._take(total, client, replies)
+                        self._take(total, client, replies, received)
                 for client in messages.keys() - replies.keys():
                     replies[client] = Reply((client,), error="it did not answer")
-                    self._take(total, client, replies)
-            misled = self.failures.close(number, messages, replies, self.server)
+                    self._take(total, client, replies, received)
+            misled = self.failures.close(number, self._sent, received, replies, self.server)
         except BaseException:
             undo()
             raise
         accepted = {client: replies[client] for client in sorted(replies) if not replies[client].error}
-        return down, total, accepted, misled
-
-    def _counted(self, total: Aggregator, replies: dict[int, Reply]) -> dict[int, Reply]:
-        """The replies, or none if they are too few for the aggregation: then nobody's state changes, as if nobody had
-        replied, at the server nor at a client."""
-        if not (shortage := total.shortage()):
-            return replies
-        self.server.warn(
-            "aggregation", f"Round {self.server.round} changes nothing, like others with as few replies: {shortage}."
-        )
-        return {}
+        return self._sent, total, accepted, misled
 
     def _undo(self) -> Callable[[], None]:
         """Remember the server's state; calling the result goes back to it. Where `send` changed it in place that
         cannot be done: then the last checkpoint counts."""
         state, kept = dict(self.server.state), dict(self.server.store.current)
-        versions = {name: _version(tensor) for name, tensor in state.items()}
+        # PyTorch counts the changes of a tensor in place, but not those of an inference tensor.
+        before = {name: None if tensor.is_inference() else tensor._version for name, tensor in state.items()}
 
         def undo() -> None:
             self.server.state = state
-            untouched = all(versions[name] is not None and _version(state[name]) == versions[name] for name in state)
+            untouched = all(before[name] is not None and before[name] == state[name]._version for name in state)
             self._round_complete = untouched and kept == self.server.store.current
 
         return undo
 
     def _messages(self) -> dict[int, Message]:
-        with self._timed("sending"), self._at_the_server("send"):
+        """Have the method make the messages of a round, and measure them."""
+        with self._phase("sending", "send"):
             messages = dict(self.method.send_all(self.server))
             if sorted(messages) != self.server.participants:
                 raise ValueError("send_all must return one message for each of server.participants")
             for message in messages.values():
                 check_tensors("a message", message)
+            self._sent = sizes("a message", messages)
         return {client: messages[client] for client in self.server.participants}
 
-    def _take(self, total: Aggregator, client: int, replies: dict[int, Reply]) -> None:
-        """Add a client's upload to the round's total, and let go of it. One that is not what the method declares, or
-        does not fit the others', makes a failure of its client."""
+    def _take(self, total: Aggregator, client: int, replies: dict[int, Reply], received: dict[int, Size]) -> None:
+        """Check an upload, add it to the round's total, and let go of it. This is where uploads enter, and what is
+        behind this door believes it: one that is not what the method declares makes a failure of its client."""
         reply = replies[client]
         if not reply.error:
             try:
                 check_tensors("its upload", reply.upload)
-                check_upload(self.method, reply.upload, self.server, client, self._private)
-                self.failures.note(client, reply.upload)
+                check_upload(self.method, reply.upload, self.server, client, self.budget is not None)
+                received |= sizes("its upload", {client: reply.upload}, finite=True)
+                reply.bytes_up = received[client].bytes
             except (ValueError, TypeError) as error:
                 reply.error = str(error)
-        reply.bytes_up = message_bytes(reply.upload) if not reply.error else 0
         for refused, why in total.put(client, None if reply.error else reply.upload).items():
             replies[refused].error = why
         reply.upload = {}
-
-    @property
-    def _private(self) -> bool:
-        return self.budget is not None
 
     @property
     def title(self) -> str:
         return type(self.method).__name__
 
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - begin
-
-    @contextmanager
-    def _at_the_server(self, what: str) -> Iterator[None]:
-        """Say in which of the method's functions something went wrong at the server; what they draw from PyTorch's own
-        generator does not depend on who drew before."""
-        seed_network(torch_seed(self.experiment.seed, what, self.server.round), self.server.initial.device)
+    def _phase(self, phase: str, what: str = "") -> Iterator[None]:
+        """Do a part of a round, and count its seconds. `what` is one of the method's functions at the server: it is
+        named if something goes wrong there, and what it draws from PyTorch's own generator does not depend on who drew
+        before."""
+        begin, server = time.perf_counter(), self.server
+        if what:
+            seed_network(torch_seed(self.experiment.seed, what, server.round), server.initial.device)
         try:
             yield
         except FedtailorError:
             raise
         except Exception as error:  # a method's own fault, of any kind
-            where = f"{self.title}, round {self.server.round}, {what}"
+            if not what:
+                raise
+            where = f"{self.title}, round {server.round}, {what}"
             if self.experiment.debug:
                 error.add_note(f"In {where}.")
                 raise
             raise FedtailorError(f"{where}: {explained(error)}.") from error
-
-    def _record(self, record: RoundRecord, clients: ClientsRecord) -> None:
-        plain = record.plain()
-        self.rounds.append(RoundRecord.from_plain(plain))
-        if self.directory is not None:
-            self.directory.append(plain, clients.plain())
-        else:
-            self.clients.append(clients.finite())
+        finally:
+            if phase:
+                self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - begin
 
     def client_records(self) -> Iterable[ClientsRecord]:
         """Read the clients' records, round by round."""
         return self.clients if self.directory is None else self.directory.clients()
-
-
-def _version(tensor: Tensor) -> int | None:
-    """Count the changes of a tensor in place; None if nobody counts them."""
-    return None if tensor.is_inference() else tensor._version

@@ -6,7 +6,7 @@ Reading is strict: a number is a finite one, and a whole one where it counts som
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -86,8 +86,8 @@ class Averages(Record):
     evaluated: Count = 0
 
     def plain(self) -> Plain:
-        """All fields as JSON has them: None for NaN and infinities."""
-        return {each.name: finite(getattr(self, each.name)) for each in fields(self)}
+        """All fields as JSON has them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(kw_only=True)
@@ -142,18 +142,35 @@ class ClientsRecord(Record):
     bytes_up: dict[Count, Count] = field(default_factory=dict)
     not_finite: dict[Count, dict[str, list[str]]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, round: int, measured: dict[int, Measured], down: dict[int, int], up: dict[int, int]) -> Self:
+        """Make the record of a round. Metrics that are NaN or infinite become None, and are named."""
+        record = cls(round=round, results=dict(measured), bytes_down=down, bytes_up=up)
+        for client, of_client in measured.items():
+            bad = {
+                split: [
+                    name for name in METRICS if finite(value := getattr(metrics, name)) is None and value is not None
+                ]
+                for split, metrics in of_client.items()
+            }
+            if any(bad.values()):
+                record.not_finite[client] = {split: names for split, names in bad.items() if names}
+                record.results[client] = {
+                    split: Metrics(**{**asdict(metrics), **dict.fromkeys(bad[split])})
+                    for split, metrics in of_client.items()
+                }
+        return record
+
     def plain(self) -> Plain:
-        """All fields as JSON has them: text for keys, None for NaN and infinities."""
+        """All fields as JSON has them: text for keys, no entry for a metric that is not defined."""
         results = {
             str(client): {split: plain_metrics(metrics) for split, metrics in measured.items()}
             for client, measured in self.results.items()
         }
         down, up = ({str(c): n for c, n in counts.items()} for counts in (self.bytes_down, self.bytes_up))
         plain: Plain = {"round": self.round, "results": results, "bytes_down": down, "bytes_up": up}
-        bad = {(client, split): _not_finite(m) for client, of in self.results.items() for split, m in of.items()}
-        if clients := sorted({client for client, split in bad if bad[client, split]}):
-            plain["not_finite"] = {str(c): {s: bad[c, s] for s in self.results[c] if bad[c, s]} for c in clients}
-        return plain
+        bad = {str(client): self.not_finite[client] for client in sorted(self.not_finite)}
+        return {**plain, "not_finite": bad} if bad else plain
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
@@ -161,10 +178,6 @@ class ClientsRecord(Record):
         if any("test" not in measured for measured in record.results.values()):
             raise ValueError("a client was not measured on its test samples")
         return record
-
-    def finite(self) -> Self:
-        """The same as it will be read from a file."""
-        return type(self).from_plain(self.plain())
 
 
 Failures = dict[int, tuple[int, int]]  # of each client that failed: in how many rounds, of how many with it
@@ -273,14 +286,9 @@ METRICS = tuple(each.name for each in fields(Metrics))
 
 def plain_metrics(metrics: Metrics) -> Plain:
     """All metrics as JSON has them, without those that are not defined."""
-    found = {name: finite(getattr(metrics, name)) for name in METRICS}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name in METRICS if (value := finite(getattr(metrics, name))) is not None}
 
 
-def _not_finite(metrics: Metrics) -> list[str]:
-    return [name for name in METRICS if (value := getattr(metrics, name)) is not None and not math.isfinite(value)]
-
-
-def finite(value: Any) -> Any:
+def finite(value: float | None) -> float | None:
     """The value, or None for NaN and infinities."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

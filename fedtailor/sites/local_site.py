@@ -17,8 +17,8 @@ from torch import Tensor
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, read_bytes, write_atomically
 from fedtailor.client.answers import Answering, answered
-from fedtailor.client.place import Sites
-from fedtailor.client.site import Terms
+from fedtailor.client.sites import Sites
+from fedtailor.client.terms import Terms
 from fedtailor.data import Dataset
 from fedtailor.data.agreement import RUN, Common, Hello
 from fedtailor.engines.preparation import Objects, prepare

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtailor._common.files import read_sealed, seal, write_atomically
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.data import FederatedData
 from fedtailor.engines.preparation import Prepared
 from fedtailor.server.records import Record

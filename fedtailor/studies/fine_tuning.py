@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedtailor._common.files import read_sealed, seal, write_atomically
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Record

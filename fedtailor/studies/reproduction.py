@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import write_atomically
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import OnRound, OnStart

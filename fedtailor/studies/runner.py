@@ -19,7 +19,8 @@ from fedtailor.methods import find_method
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
-from fedtailor.training.isolation import changes, isolated
+from fedtailor.training.inputs import changes
+from fedtailor.training.isolation import isolated
 
 Enough = Callable[[RoundRecord], bool]  # says of a round that no more of them are needed
 

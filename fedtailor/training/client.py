@@ -199,7 +199,7 @@ class Client:
             moments={moment: tensor[part] for moment, tensor in moments.items()} if part else moments,
             each_step=each_step,
             objective=objective,
-            augment=self._augmenting(purpose, private),
+            augment=None if self.augmentation is None else self._augmenting(purpose, private),
             private=private,
         )
 
@@ -247,7 +247,7 @@ class Client:
     def _begin(self, purpose: str) -> torch.Generator:
         """Begin this round's stream for a purpose, and the one of the network's own draws."""
         seed_network(torch_seed(self.seed, purpose, "network", self.round, self.id), self.initial.device)
-        return self.stream(purpose)
+        return torch_stream(self.seed, purpose, self.round, self.id)
 
     def _augmenting(self, purpose: str, private: Private | None = None) -> Callable[[Tensor], Tensor] | None:
         """Make the function that changes each batch's images, with a stream of its own; None without augmentation.

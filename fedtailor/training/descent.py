@@ -50,7 +50,7 @@ def batches(
 
 
 def augmented(x: Held, augment: Callable[[Tensor], Tensor] | None) -> Held:
-    """Augment a batch's inputs, if they are to be."""
+    """Augment a batch's inputs, if they are to be, and are images."""
     return augment(x) if augment is not None and isinstance(x, Tensor) else x
 
 
@@ -117,18 +117,20 @@ def descend(
     `augment` changes each batch's inputs, but not features that are computed once. With `private`, each step draws a
     Poisson batch and takes its private gradient.
     """
-    part = part or slice(0, network.layout.size)
+    layout = network.layout
+    whole = slice(0, layout.size)
+    part = part or whole
     network.vector.copy_(theta)
     function = network.module
-    if objective is None:
-        function, x = _trained_function(network, x, part)
+    if objective is None and part == layout.head != whole:
+        function, x = _head_on_features(network, x)
     else:
         network.train(len(x))
     vector, gradient = network.vector[part], network.gradient[part]
-    inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
+    buffers = layout.buffers_in(part) if layout.buffers else ()
+    inside = [slice(b.start - part.start, b.stop - part.start) for b in buffers]
     chain = chain_of(network, function, x) if objective is None and private is None else None
     moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
-    rate = sampling_rate(len(x), settings.batch)
     augment = augment if function is network.module else None
     begun = False
     with torch.no_grad():
@@ -136,9 +138,12 @@ def descend(
             x, begun = chain.begin(x), True
         drawn = batches(len(x), settings, stream, x.device)
         if private is not None:
+            rate = sampling_rate(len(x), settings.batch)
             drawn = (private.draw(len(x), rate, x.device) for _ in range(step_count(len(x), settings)))
         for chosen, factor in zip(drawn, factors, strict=True):
-            xs, ys = augmented(take(x, chosen), augment), take(y, chosen)
+            xs, ys = take(x, chosen), take(y, chosen)
+            if augment is not None:
+                xs = augmented(xs, augment)
             if private is None and function is network.module:  # a head on features is cheap
                 network.differentiated += len(xs)
             if private is not None:
@@ -227,16 +232,9 @@ def _at(theta: Tensor, batch: Batch) -> Network:
     return network
 
 
-def _trained_function(network: Network, x: Inputs, part: slice) -> tuple[nn.Module, Inputs]:
-    """Choose the module that each step runs, and its inputs.
-
-    It is the network on the samples or, if only the head is trained, the head on the features of a frozen body. A
-    frozen body is in evaluation mode.
-    """
-    head_only = part == network.layout.head and part != slice(0, network.layout.size)
-    if not head_only:
-        network.train(len(x))
-        return network.module, x
+def _head_on_features(network: Network, x: Inputs) -> tuple[nn.Module, Inputs]:
+    """Return what each step runs if only the head is trained, and its inputs: the head, on the features of a frozen
+    body in evaluation mode; or the network on the samples, if it cannot be cut."""
     network.module.eval()
     head = network.head_module()
     for layer in [head] if head is not None else map(network.module.get_submodule, network.head_names):

@@ -145,7 +145,7 @@ def take(x: Tensor, indices: Tensor | None) -> Tensor: ...
 def take(x: Inputs, indices: Tensor | None) -> Held: ...
 def take(x: Inputs, indices: Tensor | None) -> Held:
     """Select samples, and read them."""
-    return held(select(x, indices))
+    return select(x, indices) if isinstance(x, Tensor) else held(select(x, indices))
 
 
 def join(pieces: Sequence[Inputs]) -> Inputs:
@@ -201,3 +201,15 @@ def as_floats(x: Inputs, dtype: torch.dtype) -> Inputs:
     if isinstance(x, Lazy):
         return x.map(lambda samples: as_floats(samples, dtype))
     return x if x.is_floating_point() else x.to(dtype)
+
+
+def changes(*inputs: Inputs) -> list[int | None]:
+    """Count the changes of tensors in place, by any view of their memory. (PyTorch does not count those through NumPy
+    or `.data`, nor any of an inference tensor: None.) What is read anew each time cannot be changed."""
+    counts: list[int | None] = []
+    for x in inputs:
+        if isinstance(x, Several):
+            counts.append(sum(count or 0 for count in changes(*x.parts)))
+        else:
+            counts.append(None if isinstance(x, Lazy) or x.is_inference() else x._version)
+    return counts

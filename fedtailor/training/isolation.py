@@ -1,4 +1,4 @@
-"""Computation that depends on nothing but its inputs, and leaves these as they are."""
+"""Computation that depends on nothing but its inputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,20 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from fedtailor.training.inputs import Inputs, Lazy, Several
-
-
-def changes(*inputs: Inputs) -> list[int | None]:
-    """Count the changes of tensors in place, by any view of their memory. (PyTorch does not count those through NumPy
-    or `.data`, nor any of an inference tensor: None.) What is read anew each time cannot be changed."""
-    return [_changes(x) for x in inputs]
-
-
-def _changes(x: Inputs) -> int | None:
-    if isinstance(x, Several):
-        return sum(count or 0 for count in map(_changes, x.parts))
-    return None if isinstance(x, Lazy) or x.is_inference() else x._version
 
 
 def _flushes_denormals() -> bool:

@@ -7,6 +7,7 @@ significance, the round that counts, targets, advice and early stopping.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, floor, log10
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ class Metric:
     def unit(self) -> str:
         return " %" if self.percent else ""
 
-    @property
+    @cached_property
     def field(self) -> str:
         """The name of its values in a record."""
         return "own" if ":" in self.name else self.name

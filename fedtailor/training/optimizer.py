@@ -68,7 +68,8 @@ def optimizer_step(
     (begin with an empty dictionary). `gradient` is overwritten. `fixed` slices of `theta` do not move.
     """
     if settings.clip is not None:
-        _zero(gradient, fixed)
+        for place in fixed:
+            gradient[place].zero_()
         gradient.mul_((settings.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_ does
     lr = settings.lr * factor
     if settings.kind != "sgd":
@@ -78,7 +79,8 @@ def optimizer_step(
         gradient.add_(theta, alpha=settings.weight_decay)
     if scale is not None:
         gradient.mul_(scale)
-    _zero(gradient, fixed)
+    for place in fixed:
+        gradient[place].zero_()
     if settings.momentum:
         if "momentum" in moments:
             gradient = moments["momentum"].mul_(settings.momentum).add_(gradient)
@@ -103,7 +105,8 @@ def _adam_step(
         theta.mul_(1 - lr * settings.weight_decay)
         for place, values in zip(fixed, before, strict=True):
             theta[place] = values
-    _zero(gradient, fixed)
+    for place in fixed:
+        gradient[place].zero_()
     for name in settings.moments:
         if name not in moments:
             moments[name] = gradient.new_zeros(()) if name == "steps" else torch.zeros_like(gradient)
@@ -117,11 +120,6 @@ def _adam_step(
         theta.sub_(size * mean / spread)
     else:
         theta.addcdiv_(mean, spread, value=-size)
-
-
-def _zero(vector: Tensor, places: Sequence[slice]) -> None:
-    for place in places:
-        vector[place].zero_()
 
 
 def server_step(

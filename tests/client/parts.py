@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import make_experiment
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.client.place import Sites
-from fedtailor.client.site import Site, measure_together
+from fedtailor.client.sites import Site, Sites, measure_together
 from fedtailor.messages import NEVER, Adapt, Declaration, Evaluate, EvaluateShared, Personal, Request, Train
 from fedtailor.messages.store import Store
 from tests.client.parts import make_sites, prepared
@@ -223,10 +222,7 @@ def test_clients_that_share_a_model_are_measured_as_each_alone() -> None:
             assert defined(measured[split]) == pytest.approx(defined(alone[split]), rel=1e-5)
             assert measured[split].n_samples == len(getattr(sites.data.client(client), split)[1])
     several = [sites.site(client) for client in (1, 2)]
-    pieces = torch.cat([site.data.held_out for site in several])
-    assert list(measure_together(several, theta, pieces)) == [
-        next(measure_together([site], theta, site.data.held_out)) for site in several
-    ]
+    assert measure_together(several, theta) == [measure_together([site], theta)[0] for site in several]
 
 
 def test_measuring_after_training_is_of_the_clients_own_upload() -> None:

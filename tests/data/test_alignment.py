@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.data import ClientData, FederatedData, from_list
 from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import Experiment

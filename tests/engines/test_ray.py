@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.transports import make_transport
 from fedtailor.experiment import make_experiment

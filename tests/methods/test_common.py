@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.messages import Reply, Request, State, Train, copied
 from fedtailor.method import Uploads
 from fedtailor.methods import CATALOGUE, find_method

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.messages import Reply, Request, State, Train
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
 from tests.reference.scaffold import scaffold

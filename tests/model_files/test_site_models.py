@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedtailor as ft
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.data import FederatedData
 from fedtailor.model_files.description import write_site_model
 from fedtailor.model_files.format import read_model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.client.place import Sites
+from fedtailor.client.sites import Sites
 from fedtailor.messages import Evaluate, EvaluateShared, Metrics
 from fedtailor.server.evaluation import Evaluator, averages, chosen_round
 from fedtailor.server.records import ClientsRecord, RoundRecord

@@ -24,7 +24,7 @@ import pathlib
 if b"fedtailor.sites.nvflare.worker" in pathlib.Path("/proc/self/cmdline").read_bytes():
     from fedtailor.sites.local_site import LocalSite
     from fedtailor.messages.letters import read_letter
-    from fedtailor.client.site import Site
+    from fedtailor.client.sites import Site
     from tests.sites.lies import LIES
 
     changes, honest, work = [change for change, _ in LIES.values()], LocalSite.answer, Site.work

@@ -13,7 +13,7 @@ import torch
 
 import fedtailor as ft
 from fedtailor._common.files import seal
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.reporting.marks import Curve
 from fedtailor.reporting.reproduced import draw_outcome, figure_of
 from fedtailor.server.records import Plain

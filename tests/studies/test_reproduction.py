@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor.client.site import Site
+from fedtailor.client.sites import Site
 from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.experiment import make_experiment
 from fedtailor.messages import Metrics

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from fedtailor.experiment import Experiment
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message
@@ -15,19 +14,19 @@ from fedtailor.training.streams import torch_stream
 
 
 def make_aggregator(
-    experiment: Experiment,
+    rule: Rule,
     method: Method,
     server: Server,
     messages: Mapping[int, Message],
     privacy: Privacy | None = None,
-    secret: bool = False,
+    seed: int | None = None,
 ) -> Aggregator:
-    """Make the aggregator of a round whose participants were sent these messages. With `secret`, the noise of privacy
-    comes from the operating system, and in a simulation from a stream of its own."""
+    """Make the aggregator of a round whose participants were sent these messages. The noise of privacy comes from a
+    stream of the seed in a simulation; without one, from the operating system."""
     if privacy is not None and privacy.level == "client":
-        noise = Noise(None if secret else torch_stream(experiment.seed, "privacy", server.round))
+        noise = Noise(None if seed is None else torch_stream(seed, "privacy", server.round))
         return PrivateAggregator(method, server, messages, privacy, noise)
-    rule, round = Rule.parse(experiment.aggregation), (method.uploads, list(messages), server.n_samples, server.layout)
+    round = (method.uploads, list(messages), server.n_samples, server.layout)
     if rule.kind == "mean":
         return Aggregator(*round)
     if rule.kind == "norm-bound":

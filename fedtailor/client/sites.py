@@ -1,0 +1,364 @@
+"""The client's side: a site is one client with its own data, and does its work on request; the sites of one place share
+its memory and its network, and keep their states in the order in which they become current.
+
+In a simulation all clients live in one place; at a hospital it is one. A transport hands requests to `begin`, `work`
+and `finish`, of which only `work` may run in another process: it has no effect on anything here.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedtailor._common.errors import FedtailorError, explained
+from fedtailor.client.terms import Terms
+from fedtailor.data import ClientData, FederatedData
+from fedtailor.experiment.privacy import Privacy
+from fedtailor.messages import (
+    NEVER,
+    Adapt,
+    Declaration,
+    Evaluate,
+    EvaluateShared,
+    Measured,
+    Message,
+    Personal,
+    Reply,
+    Request,
+    State,
+    Train,
+    check_finite,
+    copied,
+)
+from fedtailor.messages.store import Store
+from fedtailor.method import check_upload
+from fedtailor.privacy.clipping import clipped
+from fedtailor.privacy.noise import Noise
+from fedtailor.training.client import Client
+from fedtailor.training.descent import step_count
+from fedtailor.training.inputs import changes, join
+from fedtailor.training.predictions import measure, outputs
+from fedtailor.training.private_gradients import Private
+from fedtailor.training.schedule import factor_at
+from fedtailor.training.streams import seed_network, torch_seed, torch_stream
+
+# Held-out samples of clients that are evaluated together: as many as make this number of requests, within these bounds.
+# The number of workers does not count, so that metrics do not depend on it.
+SHARED_REQUESTS, FEWEST, MOST = 16, 64, 1024
+
+
+class SharedWriteError(FedtailorError):
+    """A client's work wrote into what other work has in common with it. In one process all would go on with that, in
+    several only those of the same worker: there is no result that all would agree on."""
+
+
+@dataclass
+class Site:
+    """One client's place: its number in the federation, its data, the experiment's terms."""
+
+    number: int
+    data: ClientData
+    terms: Terms
+    # Number of output units used for this client: K_i if labels and head are per client, else None (all). Unused units
+    # get no gradient and are never predicted.
+    n_outputs: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_outputs = self.data.n_classes if self.terms.method.personal_head else None
+
+    def declare(self) -> Declaration:
+        """Say what the server learns of this site when it joins, and no more."""
+        return Declaration(self.data.name, len(self.data.train[1]), self.data.n_classes, self.terms.fingerprint)
+
+    def client(self, round: int, state: State) -> Client:
+        """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
+        terms, loss, n = self.terms, self.terms.training_loss, self.n_outputs
+        factor = 1.0 if terms.schedule == "constant" else factor_at(terms.schedule, terms.rounds, round)
+        return Client(
+            self.number,
+            round,
+            terms.seed,
+            state,
+            self.data.train,
+            self.data.validation,
+            terms.network,
+            terms.initial.detach(),  # one that nobody else has, of the same memory
+            loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets),
+            replace(terms.optimizer, factor=factor),
+            terms.keep_momentum,
+            terms.participation,
+            terms.augmentation,
+        )
+
+    def noise(self, round: int) -> Noise:
+        """The source of all noise for privacy that the client draws in a round."""
+        terms = self.terms
+        return Noise() if terms.secret_noise else Noise(torch_stream(terms.seed, "privacy", round, self.number))
+
+    def work(self, request: Request, state: State) -> tuple[Reply, State]:
+        """Do what a request asks, and return the reply and the state after it."""
+        client = self.client(request.round, state)
+        match request:
+            case Train():
+                reply = self._train(client, request)
+            case Evaluate():
+                reply = Reply((self.number,), measured=[self.measure(self.personal_model(client, request.message))])
+            case Personal():
+                reply = Reply((self.number,), {"theta": self.personal_model(client, request.message)})
+            case Adapt():
+                reply = self._adapt(client, request.message)
+            case _:
+                raise TypeError(f"a site does not answer {type(request).__name__}")
+        return reply, client.state
+
+    def _train(self, client: Client, request: Train) -> Reply:
+        method, privacy, message = self.terms.method, self.terms.privacy, request.message
+        if privacy is not None and privacy.level == "sample":
+            assert privacy.noise is not None  # it was found before the run
+            client.private = Private(privacy.bound, privacy.noise, self.noise(request.round))
+        upload = dict(method.train(client, message))
+        client.private = None  # what follows stays here
+        check_upload(method, upload)  # the site's door: nothing leaves that is not declared
+        check_finite("its upload", upload)
+        check_finite("its new state", client.state)
+        reply = Reply((self.number,), upload if privacy is None else self._leaving(privacy, client, message, upload))
+        if request.measure:
+            # What the client itself would predict with now: its own upload stands in for the next broadcast.
+            reply.measured = [self.measure(self.personal_model(client, {**message, **upload}))]
+        return reply
+
+    def _leaving(self, privacy: Privacy, client: Client, message: Message, upload: State) -> State:
+        """Return the upload as it leaves in a private run: without what is for the record alone; and where clients add
+        the noise, their change is clipped, and has its share of it."""
+        method = self.terms.method
+        leaving = {name: tensor for name, tensor in upload.items() if name not in method.recorded}
+        if privacy.by != "clients":
+            return leaving
+        assert privacy.noise is not None  # it was found before the run
+        share, noise = privacy.noise * privacy.bound / self.terms.per_round**0.5, self.noise(client.round)
+        for name, change in clipped(method.changes(message, leaving), privacy.bound).items():
+            sent = method.sent(message, name, change)
+            noisy = change + noise.normal(change, share)
+            leaving[name] = noisy if sent is None else sent + noisy
+        return leaving
+
+    def personal_model(self, client: Client, message: Message) -> Tensor:
+        """The model that the client predicts with, fine-tuned if the evaluation says so."""
+        theta = self.terms.method.personal_model(client, message)
+        return self.fine_tuned(theta) if self.terms.fine_tune else theta
+
+    def fine_tuned(self, theta: Tensor) -> Tensor:
+        """Fine-tune a model as the evaluation asks. The stream is the same in all rounds: a model that did not change
+        need not be evaluated again."""
+        return self.client(0, {}).descend(theta, epochs=self.terms.fine_tune, steps=None, purpose="fine-tuning")
+
+    def _adapt(self, client: Client, message: Message) -> Reply:
+        """Fine-tune a new client's model, and a freshly initialised one as baseline. Reply with the metrics of both
+        before training and after every epoch, and the adapted model."""
+        starts = (self.terms.method.personal_model(client, message), self.terms.initial)
+        paths = [self.fine_tuning_path(start) for start in starts]
+        measured = [self.measure(theta) for path in paths for theta in path]
+        return Reply((self.number,), {"theta": paths[0][-1]}, measured=measured)
+
+    def fine_tuning_path(self, theta: Tensor) -> list[Tensor]:
+        """Return a model before and after each epoch of fine-tuning."""
+        client, path = self.client(0, {}), [theta]
+        in_epoch = step_count(client.n_samples, replace(self.terms.optimizer, epochs=1, steps=None))
+        steps = count(1)
+
+        def keep(vector: Tensor) -> None:
+            if next(steps) % in_epoch == 0:
+                path.append(vector.clone())
+
+        client.descend(theta, epochs=self.terms.fine_tune, steps=None, purpose="fine-tuning", each_step=keep)
+        return path
+
+    def measure(self, theta: Tensor) -> Measured:
+        """Measure a model on this site's held-out samples."""
+        return self.metrics(theta, outputs(self.terms.network, theta, self.data.held_out))
+
+    def metrics(self, theta: Tensor, scores: Tensor) -> Measured:
+        """The metrics of a model, from its outputs on the validation and test samples."""
+        terms, data, y = self.terms, self.data, self.data.validation[1]
+        parts = {"validation": (scores[: len(y)], y), "test": (scores[len(y) :], data.test[1])}
+        if terms.on_train:
+            parts["train"] = outputs(terms.network, theta, data.train[0]), data.train[1]
+        if self.n_outputs is not None:
+            parts = {split: (self.counted(found), y) for split, (found, y) in parts.items()}
+        settings = (terms.loss, terms.multi_label, terms.own_metric)
+        return {split: measure(found, y, *settings) for split, (found, y) in parts.items()}
+
+    def counted(self, scores: Tensor) -> Tensor:
+        """The outputs that are used for this client."""
+        return scores[:, : self.n_outputs] if scores.dim() == 2 else scores
+
+
+def measure_together(sites: Sequence[Site], theta: Tensor) -> list[Measured]:
+    """Measure one model for several sites of one place, after one pass over all their held-out samples."""
+    held_out = [site.data.held_out for site in sites]
+    scores = outputs(sites[0].terms.network, theta, join(held_out)).split([len(x) for x in held_out])
+    return [site.metrics(theta, piece) for site, piece in zip(sites, scores, strict=True)]
+
+
+@dataclass
+class Sites:
+    """All clients of this place. Nobody but the owner of a transport holds a reference to it."""
+
+    data: FederatedData
+    terms: Terms
+    store: Store
+
+    @classmethod
+    def at(cls, data: FederatedData, terms: Terms, directory: Path | None, on_disk: bool = False) -> "Sites":
+        """Sites whose states are checkpointed in a directory, if there is one."""
+        return cls(data, terms, Store(directory, "client", on_disk, terms.initial.device))
+
+    def site(self, number: int) -> Site:
+        return Site(number, self.data.client(number), self.terms)
+
+    def declare(self) -> list[Declaration]:
+        """Collect the declarations of the training clients."""
+        return [self.site(number).declare() for number in range(self.data.n_clients - len(self.data.new))]
+
+    def without_states(self) -> "Sites":
+        """The same sites without their states: all that `work` needs, to be sent to where it is done."""
+        self.terms.network.reset(self.terms.initial)
+        return replace(self, store=Store(None, "client"))
+
+    # --- requests ---
+
+    def split(self, requests: Sequence[Request]) -> list[Request]:
+        """Cut requests that concern several clients into pieces for one pass each."""
+        pieces: list[Request] = []
+        for request in requests:
+            if isinstance(request, EvaluateShared):
+                groups = self._groups((request.client, *request.others))
+                pieces += [replace(request, client=group[0], others=group[1:]) for group in groups]
+            else:
+                pieces.append(request)
+        return pieces
+
+    def size(self, request: Request) -> int:
+        """The number of samples that a request goes through."""
+        first, last = (1, 3) if isinstance(request, Evaluate | EvaluateShared) else (0, 1)
+        places = [self.data.places[client] for client in request.clients]
+        return sum(place[last] - place[first] for place in places)
+
+    def begin(self, request: Request) -> State:
+        """Get the state that a request is to work with: the version that the server names, whatever came after it."""
+        if isinstance(request, EvaluateShared | Adapt):
+            return {}
+        return self.store.at(request.client, request.version)
+
+    def work(self, request: Request, state: State) -> tuple[Reply, State]:
+        """Do one request. An exception becomes the reply's error: one client's failure is not the run's."""
+        begin, terms, network = time.perf_counter(), self.terms, self.terms.network
+        # Where it trains its random stream is the round's; an unchanged model is evaluated alike in all.
+        purpose, round = "evaluate shared" if isinstance(request, EvaluateShared) else "evaluate", 0
+        if isinstance(request, Train):
+            purpose, round = "train and evaluate" if request.measure else "train", request.round
+        common = (self.data.x, self.data.y, terms.initial)  # to all clients, which may only read it
+        before = changes(*common)
+        network.reset(terms.initial)  # what the last client left there is not for this one to see
+        seed_network(torch_seed(terms.seed, purpose, round, request.client), terms.initial.device)
+        try:
+            if isinstance(request, EvaluateShared):
+                reply, state = self._evaluate_shared(request), {}
+            else:
+                reply, state = self.site(request.client).work(request, state)
+        except Exception as error:  # a method's or a network's own fault, of any kind
+            if terms.debug:
+                name = self.data.names[request.client]
+                error.add_note(f"In {type(terms.method).__name__}, round {request.round}, client {name}.")
+                raise
+            reply, state = Reply(request.clients, error=explained(error), cause=error), {}
+        if (after := changes(*common)) != before:
+            wrote = SharedWriteError(
+                self._wrote(request, [one != other for one, other in zip(before, after, strict=True)])
+            )
+            if terms.debug:
+                raise wrote
+            reply, state = Reply(request.clients, error=str(wrote), cause=wrote), {}
+        reply.differentiated = network.differentiated
+        reply.seconds = time.perf_counter() - begin
+        return reply, state
+
+    def finish(self, request: Request, reply: Reply, state: State) -> Reply:
+        """Keep the new state as a proposal, which counts from the server's `accept` on."""
+        if isinstance(reply.cause, SharedWriteError):
+            raise reply.cause
+        if isinstance(request, Train) and not reply.error:
+            reply.version = self.store.propose(request.client, state, request.round)
+        return reply
+
+    def handle(self, request: Request) -> Reply:
+        """Answer one request here and now. Clients get copies and hand out copies, as if they were elsewhere."""
+        state, message = copied(self.begin(request)), copied(request.message)
+        reply, state = self.work(replace(request, message=message), state)
+        reply.upload, state = copied(reply.upload), copied(state)
+        return self.finish(request, reply, state)
+
+    def _wrote(self, request: Request, changed: Sequence[bool]) -> str:
+        names = ("the inputs of its samples", "the targets of its samples", "client.initial")
+        what = names[changed.index(True)]
+        who = f"{type(self.terms.method).__name__}, round {request.round}: client {self.data.names[request.client]}"
+        return f"{who} wrote into {what}, which is for reading only: change a copy (clone)."
+
+    def _evaluate_shared(self, request: EvaluateShared) -> Reply:
+        clients, theta = (request.client, *request.others), request.message["theta"]
+        sites = [self.site(client) for client in clients]
+        if self.terms.fine_tune:
+            theta = sites[0].fine_tuned(theta)
+        return Reply(clients, measured=measure_together(sites, theta))
+
+    def _groups(self, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Neighbouring clients, as many as fit one pass; one by one where each fine-tunes the model first."""
+        group: list[int] = []
+        samples, held_out = 0, self._held_out
+        fit = min(max(sum(held_out[client] for client in clients) // SHARED_REQUESTS, FEWEST), MOST)
+        for client in clients:
+            samples += held_out[client]
+            if group and (self.terms.fine_tune or samples > fit):
+                yield tuple(group)
+                group, samples = [], held_out[client]
+            group.append(client)
+        if group:
+            yield tuple(group)
+
+    @cached_property
+    def _held_out(self) -> list[int]:
+        """The number of validation and test samples of each client."""
+        return [place[3] - place[1] for place in self.data.places]
+
+    # --- the commit rule ---
+
+    def accept(self, clients: Sequence[int]) -> None:
+        """Make the states that these clients proposed current: the server has accepted their round."""
+        self.store.accept(clients)
+
+    def save(self) -> None:
+        """Make the current states durable."""
+        self.store.save()
+
+    def prune(self) -> None:
+        """Remove saved states that are no longer current: the server has written down the new ones."""
+        self.store.prune()
+
+    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
+        """Go back to the states that the server's checkpoint names."""
+        self.store.restore(versions, sweep)
+
+    def personal_model(self, client: int, round: int, message: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The model that a client predicts with now."""
+        version = self.store.current.get(client, NEVER)
+        reply = self.handle(Personal(round, client, message, version))
+        if reply.error:
+            raise FedtailorError(
+                f"{type(self.terms.method).__name__}, client {self.data.names[client]}: {reply.error}."
+            ) from reply.cause
+        return reply.upload["theta"]
