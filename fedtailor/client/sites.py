@@ -71,10 +71,6 @@ class Site:
     def __post_init__(self) -> None:
         self.n_outputs = self.data.n_classes if self.terms.method.personal_head else None
 
-    def declare(self) -> Declaration:
-        """Say what the server learns of this site when it joins, and no more."""
-        return Declaration(self.data.name, len(self.data.train[1]), self.data.n_classes, self.terms.fingerprint)
-
     def client(self, round: int, state: State) -> Client:
         """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
         terms, loss, n = self.terms, self.terms.training_loss, self.n_outputs
@@ -222,8 +218,13 @@ class Sites:
         return Site(number, self.data.client(number), self.terms)
 
     def declare(self) -> list[Declaration]:
-        """Collect the declarations of the training clients."""
-        return [self.site(number).declare() for number in range(self.data.n_clients - len(self.data.new))]
+        """Say what the server learns of each training client when it joins, and no more."""
+        data, fingerprint = self.data, self.terms.fingerprint
+        return [
+            Declaration(name, trained - start, data.own_classes[number] if data.own_classes else None, fingerprint)
+            for number, (name, (start, trained, *_)) in enumerate(zip(data.names, data.places, strict=True))
+            if number < len(data.names) - len(data.new)
+        ]
 
     def without_states(self) -> "Sites":
         """The same sites without their states: all that `work` needs, to be sent to where it is done."""

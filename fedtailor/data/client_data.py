@@ -94,7 +94,7 @@ class FederatedData:
     def n_clients(self) -> int:
         return len(self.names)
 
-    @property
+    @cached_property
     def targets(self) -> Targets:
         """The kind of the targets."""
         return kind_of_targets(self.y, self.classes)

@@ -120,10 +120,8 @@ def run_prepared(
 ) -> RunResult:
     """Run an experiment whose data and network are in place."""
     with isolated():
-        experiment = experiment.model_copy(
-            update={"parameters": written_parameters(prepared.method)}
-        )  # the defaults too
-        prepared = replace(prepared, experiment=experiment)
+        written = written_parameters(prepared.method)  # the defaults too
+        prepared.experiment = experiment.model_copy(update={"parameters": written})
         with closing(create(out, prepared) if out else Simulation(prepared)) as new:
             new.start()
             return finish_run(new, on_round, on_start)

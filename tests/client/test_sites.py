@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.client.sites import Site, Sites, measure_together
+from fedtailor.client.sites import Sites, measure_together
 from fedtailor.messages import NEVER, Adapt, Declaration, Evaluate, EvaluateShared, Personal, Request, Train
 from fedtailor.messages.store import Store
 from tests.client.parts import make_sites, prepared
@@ -301,7 +301,7 @@ def test_a_site_with_another_network_is_refused() -> None:
     server = found.server(declared, Store(None, "server"))
     assert server.n_samples.tolist() == [declaration.n_samples for declaration in declared]
     assert server.n_clients == 5
-    foreign = Site(3, other.data.client(3), other.terms).declare()
+    foreign = Sites.at(other.data, other.terms, None).declare()[3]
     declared[3] = replace(foreign, name="St. Mary")
     with pytest.raises(ft.FedtailorError, match=r"^The site St\. Mary has another network or experiment: it cannot"):
         found.server(declared, Store(None, "server"))
