@@ -96,6 +96,13 @@ class Site:
         terms = self.terms
         return Noise() if terms.secret_noise else Noise(torch_stream(terms.seed, "privacy", round, self.number))
 
+    def private(self, privacy: Privacy, round: int) -> Private | None:
+        """The private gradients of a round's training; None where samples have no privacy of their own."""
+        if privacy.level != "sample":
+            return None
+        assert privacy.noise is not None  # it was found before the run
+        return Private(privacy.bound, privacy.noise, self.noise(round))
+
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do what a request asks, and return the reply and the state after it."""
         client = self.client(request.round, state)
@@ -114,9 +121,8 @@ class Site:
 
     def _train(self, client: Client, request: Train) -> Reply:
         method, privacy, message = self.terms.method, self.terms.privacy, request.message
-        if privacy is not None and privacy.level == "sample":
-            assert privacy.noise is not None  # it was found before the run
-            client.private = Private(privacy.bound, privacy.noise, self.noise(request.round))
+        if privacy is not None:
+            client.private = self.private(privacy, request.round)
         upload = dict(method.train(client, message))
         client.private = None  # what follows stays here
         check_upload(method, upload)  # the site's door: nothing leaves that is not declared

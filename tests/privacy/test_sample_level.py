@@ -107,7 +107,7 @@ def uploads(made: Simulation, states: dict[int, State], number: int) -> dict[int
         for client, message in messages.items():
             site = made.sites.site(client)
             worker = site.client(number, copied(states.get(client, {})))
-            worker.private = site.private(number)
+            worker.private = site.private(made.terms.privacy, number)
             made.terms.network.reset(made.terms.initial)
             upload = dict(made.terms.method.train(worker, copied(message)))
             leaving = {name: tensor for name, tensor in upload.items() if name not in made.terms.method.recorded}
@@ -204,7 +204,7 @@ def test_with_a_tiny_clip_nothing_moves(method: ft.Method) -> None:
     found = uploads(made, {}, 1)
     for client, message in made.loop.method.send_all(made.server).items():
         worker = made.sites.site(client).client(1, {})
-        worker.private = made.sites.site(client).private(1)
+        worker.private = made.sites.site(client).private(made.terms.privacy, 1)
         given = {each.name: getattr(worker, each.name) for each in fields(Client) if each.init}
         still = made.terms.method.train(Counting(**given), message)
         for name, tensor in found[client][0].items():
@@ -347,7 +347,7 @@ def test_the_batch_of_a_private_gradient_is_its_own() -> None:
     client = made.sites.site(0).client(1, {})
     batch = next(client.batches())
     plain = client.gradient(client.initial, batch)
-    client.private = made.sites.site(0).private(1)
+    client.private = made.sites.site(0).private(made.terms.privacy, 1)
     assert client.private is not None
     one, other = (client.gradient(client.initial, batch) for _ in range(2))
     assert (one - other).norm() > 0.01
