@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fedtailor._common.errors import FedtailorError
+    from fedtailor._common.errors import ClientFailure, ClientNote, FedtailorError
     from fedtailor.attacks.leak import leak
     from fedtailor.data import Dataset, federate, lazy
     from fedtailor.data import load as load_data
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from fedtailor.model_files.format import load_model
     from fedtailor.model_files.prediction import predict
     from fedtailor.reporting.functions import advise, compare, report, reproduce, tune
-    from fedtailor.server.loop import ClientFailure, ClientNote
     from fedtailor.training.network import Network
 
 _HOMES = {
@@ -67,14 +66,13 @@ _HOMES = {
     "model_files.exports": ("export",),
     "model_files.format": ("load_model",),
     "model_files.prediction": ("predict",),
-    "_common.errors": ("FedtailorError",),
+    "_common.errors": ("ClientFailure", "ClientNote", "FedtailorError"),
     "experiment": ("Evaluation", "Experiment"),
     "attacks.leak": ("leak",),
     "training.network": ("Network",),
     "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
     "engines.result": ("RunResult",),
     "engines.runs": ("load", "resume", "run"),
-    "server.loop": ("ClientFailure", "ClientNote"),
 }
 
 

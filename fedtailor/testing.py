@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import ClientFailure, FedtailorError
 from fedtailor.data import load as load_data
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.result import RunResult
@@ -25,7 +25,6 @@ from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import SETTING_NAMES, Experiment
 from fedtailor.messages import NEVER, Message, Reply, Request, State, Train, copied, message_bytes
 from fedtailor.method import Method, check_upload
-from fedtailor.server.loop import ClientFailure
 from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.training.isolation import isolated
 

@@ -19,6 +19,14 @@ class FedtailorError(Exception):
     """Bad input. The command line prints its message without a traceback and exits with code 2."""
 
 
+class ClientFailure(UserWarning):
+    """A client was left out of a round, or was not measured in it."""
+
+
+class ClientNote(UserWarning):
+    """Something to know of a client that is no failure: it is back, or it tells no metrics."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedtailorError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)

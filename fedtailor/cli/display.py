@@ -208,7 +208,7 @@ def progress_bars() -> Iterator[Bars]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        from fedtailor.server.failures import ClientNote
+        from fedtailor._common.errors import ClientNote
 
         note = issubclass(category, ClientNote)
         text = f"{message} ({Path(filename).name}, line {lineno})" if loudness.verbose else str(message)

@@ -207,6 +207,13 @@ def measure_together(sites: Sequence[Site], theta: Tensor) -> list[Measured]:
     return [site.metrics(theta, piece) for site, piece in zip(sites, scores, strict=True)]
 
 
+def declarations(data: FederatedData, fingerprint: str) -> list[Declaration]:
+    """Make the declarations of the training clients of these data; `fingerprint` is that of network and experiment."""
+    own_classes = data.own_classes or [None] * len(data.names)
+    training = zip(data.names, data.places, own_classes, range(len(data.names) - len(data.new)), strict=False)
+    return [Declaration(name, place[1] - place[0], own, fingerprint) for name, place, own, _ in training]
+
+
 @dataclass
 class Sites:
     """All clients of this place. Nobody but the owner of a transport holds a reference to it."""
@@ -225,12 +232,7 @@ class Sites:
 
     def declare(self) -> list[Declaration]:
         """Say what the server learns of each training client when it joins, and no more."""
-        data, fingerprint = self.data, self.terms.fingerprint
-        return [
-            Declaration(name, trained - start, data.own_classes[number] if data.own_classes else None, fingerprint)
-            for number, (name, (start, trained, *_)) in enumerate(zip(data.names, data.places, strict=True))
-            if number < len(data.names) - len(data.new)
-        ]
+        return declarations(self.data, self.terms.fingerprint)
 
     def without_states(self) -> "Sites":
         """The same sites without their states: all that `work` needs, to be sent to where it is done."""

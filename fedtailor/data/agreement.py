@@ -21,7 +21,6 @@ from fedtailor.data.arrays import encode
 from fedtailor.data.cells import number
 from fedtailor.data.client_data import Elsewhere, FederatedData
 from fedtailor.data.preprocessing import Facts, How, Preprocessing, agree
-from fedtailor.messages import Declaration
 from fedtailor.training.inputs import Held, Several
 from fedtailor.training.metrics import KINDS, Targets
 
@@ -110,10 +109,6 @@ class Agreement(_Plain):
                 torch.stack(counts) if len(counts) == len(declared) else None,
             ),
         )
-
-    def joined(self, fingerprint: str) -> list[Declaration]:
-        """The sites as a server has them join. `fingerprint` is that of network and experiment."""
-        return [Declaration(each.name, each.train, each.own_classes, fingerprint) for each in self.declared]
 
 
 def read_agreement(run: Path) -> Agreement | None:

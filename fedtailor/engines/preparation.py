@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
-from fedtailor.client.sites import Sites
+from fedtailor.client.sites import Sites, declarations
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
 from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
@@ -166,7 +166,7 @@ def _first_upload(prepared: Prepared) -> Message | None:
 
 def _started(prepared: Prepared) -> Server:
     """A server on which the method was started, to look at."""
-    server = prepared.server(Sites.at(prepared.data, prepared.terms, None).declare(), Store(None, "server"))
+    server = prepared.server(declarations(prepared.data, prepared.terms.fingerprint), Store(None, "server"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it has to say is said when the run begins
         prepared.method.model_copy(deep=True).start(server)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.client.answers import Answering
-from fedtailor.client.sites import Sites
+from fedtailor.client.sites import Sites, declarations
 from fedtailor.data.agreement import read_agreement
 from fedtailor.engines.channel import InMemory
 from fedtailor.engines.hostile import TARGET, Tampering, find_trigger, poisoned
@@ -220,7 +220,10 @@ def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simu
         None
         if agreement is None
         else Remote(
-            InMemory({}), agreement.common.run, prepared.data.names, agreement.joined(prepared.terms.fingerprint)
+            InMemory({}),
+            agreement.common.run,
+            prepared.data.names,
+            declarations(prepared.data, prepared.terms.fingerprint),
         )
     )
     run = Simulation(prepared, directory, away)

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fedtailor._common.errors import FedtailorError, warn
+from fedtailor._common.errors import ClientFailure, ClientNote, FedtailorError, warn
 from fedtailor.messages import Reply, Size
 from fedtailor.method import Server
 from fedtailor.server.evaluation import Evaluated
@@ -18,14 +18,6 @@ from fedtailor.server.records import RoundRecord, failures, failures_in_words
 MAX_FAILED_ROUNDS = 3  # in a row, in which every participant failed
 GROWN = 10  # times as large as in rounds without a failure: what a client was sent may be why it fails
 OUTLIER = 100  # times as large as the others' in the median: an upload that may be why
-
-
-class ClientFailure(UserWarning):
-    """A client was left out of a round, or was not measured in it."""
-
-
-class ClientNote(UserWarning):
-    """Something to know of a client that is no failure: it is back, or it tells no metrics."""
 
 
 class Failures:

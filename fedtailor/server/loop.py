@@ -21,14 +21,12 @@ from fedtailor.server.aggregation.mean import Aggregator
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
-from fedtailor.server.failures import ClientFailure, ClientNote, Failures
+from fedtailor.server.failures import Failures
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import ClientsRecord, RoundRecord, finite
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.streams import seed_network, torch_seed, torch_stream
-
-__all__ = ["ClientFailure", "ClientNote", "Loop"]
 
 
 @dataclass

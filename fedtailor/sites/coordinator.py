@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, write_atomically
+from fedtailor.client.sites import declarations
 from fedtailor.data.agreement import Agreement, Hello, agree_on, read_agreement, write_agreement
 from fedtailor.engines.channel import Channel
 from fedtailor.engines.preparation import Objects, Prepared, prepare
@@ -62,7 +63,7 @@ class Coordinator:
             joined,
             agreement.common.run,
             self.plan.sites,
-            agreement.joined(prepared.terms.fingerprint),
+            declarations(prepared.data, prepared.terms.fingerprint),
             self.plan.deadline,
         )
         if begun:

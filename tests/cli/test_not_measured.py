@@ -7,13 +7,13 @@ import pytest
 from rich.progress import Progress
 
 import fedtailor as ft
+from fedtailor._common.errors import ClientFailure, ClientNote
 from fedtailor.cli import display
 from fedtailor.cli.presence import sites_line
 from fedtailor.reporting.figures import clients, curves
 from fedtailor.reporting.marks import styles
 from fedtailor.reporting.tables import FORMATS, write_tables
 from fedtailor.server.evaluation import chosen_round
-from fedtailor.server.failures import ClientFailure, ClientNote
 from fedtailor.studies.client_results import client_table
 from fedtailor.studies.summary import Summary, summarize
 from tests.cli.calling import HOSTILE, Call, done

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtailor._common.errors import ClientFailure, ClientNote
 from fedtailor.cli import display
 from fedtailor.cli.verbosity import loudness
-from fedtailor.server.failures import ClientFailure, ClientNote
 from tests.cli.calling import Answer, Call, done, interrupted_in, refusal
 
 SMALL = ("--clients", 3, "--epochs", 1, "--model", "mlp:4", "--engine", "in-process")

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor._common.errors import ClientFailure, ClientNote
 from fedtailor._common.toml import write_toml
 from fedtailor.engines.channel import InMemory
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.simulation import Simulation
 from fedtailor.messages import NEVER
 from fedtailor.messages.letters import read_letter
-from fedtailor.server.failures import ClientFailure, ClientNote
 from fedtailor.sites.coordinator import Coordinator
 from fedtailor.sites.local_site import LocalSite
 from fedtailor.sites.plan import Plan, read_plan

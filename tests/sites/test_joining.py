@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import ClientFailure, FedtailorError
 from fedtailor.data.agreement import read_agreement
 from fedtailor.engines.channel import InMemory
 from fedtailor.messages.letters import FAULTS, Letter, read_letter
-from fedtailor.server.failures import ClientFailure
 from tests.sites.parts import Federation, Recorded, close_metrics, heard, same_server, table, tables
 
 METHODS = ("pgfed", "pflego", "fedavg", "ditto", "pfedmb", "fedacs")
