@@ -5,7 +5,7 @@ SUPPORTED := 3.11 3.12 3.13
 # Those of them that are here. pyenv's have to be chosen: PYENV_VERSION=3.12.1:3.13.0 make test-python
 FOUND = $(strip $(foreach version,$(SUPPORTED),$(shell python$(version) -c 'print("$(version)")' 2>/dev/null)))
 
-.PHONY: setup run quick test test-python test-long test-sites test-cluster fuzz bench notebooks package docs screenshots results hospitals format clean
+.PHONY: setup run test test-rest test-all test-python test-long test-sites test-cluster fuzz bench notebooks package docs screenshots results hospitals format clean
 
 setup: .venv/ready
 
@@ -19,17 +19,16 @@ run: setup
 	$(BIN)/fedtailor compare local fedavg fedper ditto pgfed pfedmb fedacs pflego --data digits --clients 20 --partition dirichlet:0.3 --test 0.6 --rounds 30 --seeds 0 --out comparisons/race
 	$(BIN)/fedtailor report comparisons/race --out race.html
 
-quick: setup
+test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 -m "not slow and not long and not sites"
 
-test: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not long and not sites"
+test-rest: setup
+	$(BIN)/pytest -n 2 -m "slow and not long and not sites"
+
+test-all: test test-rest
 
 test-python:
 	@echo "Python $(or $(FOUND),from 3.11 to 3.13 is not here)"
