@@ -267,3 +267,13 @@ def test_commands_say_who_is_hostile(call: Call, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "2 of them hostile (backdoor)" in page
     assert "1 (hostile)" in page
+
+
+def test_the_quality_of_an_exported_global_model_is_of_the_honest_clients(tmp_path: Path) -> None:
+    result = attacked(evaluation={"model": "global"})
+    (file,) = ft.export(result, global_model=True, to=tmp_path)
+    about = json.loads(file.with_suffix(".json").read_text())
+    honest = [client for client in range(8) if client not in HOSTILE]
+    assert about["accuracy"] == pytest.approx(mean_of(result.clients[-1], honest), abs=1e-12)
+    assert about["accuracy"] != pytest.approx(mean_of(result.clients[-1], range(8)), abs=1e-12)
+    assert "all honest clients' test samples" in about["measured"]

@@ -77,6 +77,13 @@ def test_a_damaged_frame_is_refused_in_one_sentence(cut: int) -> None:
         unframe(frame(KINDS, round=1)[:cut], "The file x", round=1)
 
 
+def test_a_frame_with_a_flipped_bit_is_refused_wherever_it_is() -> None:
+    content = frame({"theta": torch.ones(5)}, round=1)
+    for place in range(len(content)):
+        with pytest.raises(ft.FedtailorError, match="The file x"):
+            unframe(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :], "The file x", round=1)
+
+
 def test_anything_but_named_tensors_is_refused() -> None:
     check_tensors("it", KINDS)
     with pytest.raises(TypeError, match="it holds 'rate', a float; messages and states are named tensors"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor._common.files import write_atomically
+from fedtailor._common.files import append, fsync_file, truncate, write_atomically
 from fedtailor.messages import NEVER, State, frame, unframe
 from fedtailor.messages.store import Store
 from tests.helpers import assert_same
@@ -356,6 +356,17 @@ def test_a_damaged_or_missing_file_is_named(on_disk: bool, content: bytes | str 
 
 
 # --- whole or not at all ---
+
+
+def test_nothing_is_appended_cut_or_replaced_through_a_link(tmp_path: Path) -> None:
+    key, link = tmp_path / "id_ed25519", tmp_path / "rounds.jsonl"
+    key.write_bytes(b"private")
+    link.symlink_to(key)
+    for change in (lambda: append(link, b"more", 7), lambda: truncate(link, 3), lambda: fsync_file(link)):
+        with pytest.raises(ft.FedtailorError, match=r"rounds.jsonl cannot be written"):
+            change()
+    write_atomically(link, b"ours")
+    assert (key.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"private", b"ours", False)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fedtailor.reporting.tables import (
     write_tables,
 )
 from fedtailor.studies.client_results import client_table
-from fedtailor.studies.measures import holm, wilcoxon
+from fedtailor.studies.measures import holm, paired, wilcoxon
 from tests.reporting.made_up import made_up
 
 SMALL = {"data": "digits", "clients": 6, "rounds": 3, "model": "mlp:16", "engine": "in-process"}
@@ -330,6 +330,19 @@ class TestSignificance:
         made = summarize(results)
         assert of(made, "fedavg").p == pytest.approx(0.5)
         assert "With 2 clients and so many comparisons, this test cannot find any." in made.caption
+
+    def test_clients_are_paired_seed_by_seed(self, tmp_path: Path) -> None:
+        """Ditto is better by a little with every seed: beside another seed's values it would be worse with some."""
+        by_chance = {0: 0.2, 1: 0.6}
+        results = [
+            made_up(tmp_path / f"{method}{seed}", method, [[0.1 + level + gain + 0.01 * c for c in range(6)]], seed)
+            for method, gain in (("fedavg", 0.0), ("ditto", 0.01))
+            for seed, level in by_chance.items()
+            if (method, seed) != ("ditto", 0)
+        ]
+        assert of(summarize(results), "fedavg").p == pytest.approx(2 / 2**6)
+        fedavg, ditto = paired([r for r in results if r.experiment.method == "fedavg"], results[-1:])
+        assert ditto[0] - fedavg[0] == pytest.approx(0.01)
 
     def test_equal_lines_do_not_differ(self, tmp_path: Path) -> None:
         made = summarize([made_up(tmp_path / name, name, [[0.5, 0.7]]) for name in ("fedavg", "ditto")])

@@ -169,6 +169,27 @@ def test_anything_else_is_answered_too(finished: tuple[Federation, dict[str, Any
         assert read_letter(site.answer(letter)).header == {"site": "north", "fault": "letter"}
 
 
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({}, "", "Round 1 is done"),
+        ({"round": 2}, "refused", "asks for more than 1 rounds"),
+        ({"client": 1}, "letter", "The letter is for client 1 of the run"),
+    ],
+)
+def test_a_site_works_for_its_own_number_in_the_rounds_of_the_plan_alone(
+    change: dict[str, int], kind: str, words: str, tmp_path: Path
+) -> None:
+    federation = Federation(tmp_path, method="fedavg", rounds=1)
+    channel = Recorded(federation.sites())
+    federation.run(channel)
+    letters = (read_letter(content) for name, content in channel.letters if name == "north")
+    work = next(letter for letter in letters if letter.header.get("asked") == "train")
+    fault, log = answer_to(federation, "work", work.tensors, **{**work.header, **change})
+    assert fault == kind
+    assert words in log.rpartition("+00:00 ")[2]
+
+
 def test_metrics_are_rounded_or_withheld_as_the_site_says(tmp_path: Path) -> None:
     rounded = Federation(tmp_path / "rounded", site={"metrics": "rounded"}, rounds=1).run()
     for measured in next(iter(rounded.clients)).results.values():

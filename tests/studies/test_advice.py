@@ -100,6 +100,17 @@ def test_one_lucky_client_decides_nothing() -> None:
     assert _decide([most_lose, base]).chosen is None
 
 
+def test_the_best_of_many_candidates_is_doubted_more_than_one_alone() -> None:
+    """Six clients of six gain: p is 2/64 for one candidate, and no finding for the luckiest of four (Holm)."""
+    base = candidate(GLOBAL, *(0.5 for _ in range(6)))
+    better = candidate("ditto", *(0.6 for _ in range(6)))
+    others = [candidate(title, *(0.5 for _ in range(6))) for title in ("apfl", "fedper", "pgfed")]
+    assert _decide([better, base]).p == pytest.approx(2 / 64, abs=0.005)
+    decision = _decide([better, base, *others])
+    assert decision.p == pytest.approx(4 * 2 / 64, abs=0.02)
+    assert (decision.chosen, decision.best) == (None, "ditto")
+
+
 def test_the_race_halves_and_keeps_the_global_model_and_its_best_rival() -> None:
     advanced: list[tuple[str, int]] = []
 

@@ -91,6 +91,10 @@ class TestClosedForm:
 
 
 class TestTrials:
+    def test_a_trials_value_is_that_of_its_last_round_and_not_its_best(self) -> None:
+        assert Trial(settings={}, state="done", values={10: 0.5, 2: 0.9}).value == 0.5
+        assert Trial(settings={}, state="pruned", values={2: 0.9}).value is None
+
     def test_the_first_has_the_settings_as_they_are_and_is_never_chosen_over_a_better_one(self) -> None:
         work = tuner(trials=4, lr=0.03, parameters={"ditto": {"lam": 0.7}})
         (trials,) = tried(work).values()
