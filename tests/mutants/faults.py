@@ -418,8 +418,8 @@ FAULTS = [
     Fault(
         "a descent moves BatchNorm's buffers",
         "fedtailor/training/descent.py",
-        "for b in network.layout.buffers_in(part)]",
-        "for b in network.layout.buffers_in(part)][:0]",
+        "buffers = layout.buffers_in(part) if layout.buffers else ()",
+        "buffers = ()",
         "tests/training/test_torch_optim.py::test_no_step_touches_the_buffers",
     ),
     Fault(
@@ -583,7 +583,7 @@ FAULTS = [
     ),
     Fault(
         "each client adds too small a share of the noise",
-        "fedtailor/client/site.py",
+        "fedtailor/client/sites.py",
         "/ self.terms.per_round**0.5",
         "/ self.terms.per_round",
         "tests/privacy/test_client_level.py::test_the_shares_of_clients_add_up_to_the_noise",
@@ -639,7 +639,7 @@ FAULTS = [
     ),
     Fault(
         "a real site's noise comes from the seed",
-        "fedtailor/client/site.py",
+        "fedtailor/client/sites.py",
         "Noise() if terms.secret_noise else Noise(",
         "Noise(",
         "tests/privacy/test_sample_level.py::test_the_noise_of_real_sites_is_no_stream_of_the_seed",
@@ -654,9 +654,9 @@ FAULTS = [
     # --- Evaluation ---
     Fault(
         "test samples are validated on",
-        "fedtailor/client/site.py",
-        '"test": self._measured(scores[len(validation) :], test)',
-        '"test": self._measured(scores[: len(validation)], validation)',
+        "fedtailor/client/sites.py",
+        '"validation": (scores[: len(y)], y)',
+        '"validation": (scores[len(y) :], data.test[1])',
         "tests/server/test_purity.py::test_validation_metrics_come_from_validation_samples",
     ),
     Fault(
