@@ -44,7 +44,6 @@ def advise(
             rich_help_panel="Race",
             autocompletion=completer_of("evaluate_metric"),
             help=r"the metric that decides, as in run \[accuracy; rmse for numbers, f1 for several labels]",
-            show_default=False,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,

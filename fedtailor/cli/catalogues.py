@@ -27,8 +27,7 @@ def _print_json(value: Any) -> None:
 
 def methods(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="only these", show_default=False, autocompletion=method_names),
+        list[str] | None, typer.Argument(metavar="NAME", help="only these", autocompletion=method_names)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -137,12 +136,7 @@ def models(
     settings: dict[str, Any],
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="a network, to see its layers",
-            show_default=False,
-            autocompletion=completer_of("model"),
-        ),
+        typer.Argument(metavar="NAME", help="a network, to see its layers", autocompletion=completer_of("model")),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -207,16 +201,11 @@ def data(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME",
-            help="a data set, to see how it is partitioned",
-            show_default=False,
-            autocompletion=completer_of("data"),
+            metavar="NAME", help="a data set, to see how it is partitioned", autocompletion=completer_of("data")
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="seed of the partition")] = 0,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="of a table: the columns of this client", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="ID", help="of a table: the columns of this client")] = None,
     json: Json = False,
 ) -> None:
     """List the data sets; with a NAME, show how it is partitioned among clients.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 16  # with which each client's results are printed too: of more they are in clients.csv alone
 FAILED = 1  # exit code: there is a table, but not all runs are in it
-OF_COMPARISON: dict[str, Any] = {"rich_help_panel": "Comparison", "show_default": False}
+OF_COMPARISON: dict[str, Any] = {"rich_help_panel": "Comparison"}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
@@ -28,10 +28,7 @@ def compare(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD|FILE.toml",
-            show_default=False,
-            help="methods, or one file with a comparison",
-            autocompletion=methods_and_files,
+            metavar="METHOD|FILE.toml", help="methods, or one file with a comparison", autocompletion=methods_and_files
         ),
     ],
     settings: dict[str, Any],
@@ -74,7 +71,6 @@ def compare(
             metavar="DIR",
             help=r"the comparison's directory \[comparisons/DATA-1, -2, …]",
             rich_help_panel="Output",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

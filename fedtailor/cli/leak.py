@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @experiment_options("Data", "Model", "Training", "Privacy and attacks")
 def leak(
     methods: Annotated[
-        list[str],
-        typer.Argument(metavar="METHOD", show_default=False, help="methods to attack", autocompletion=known_methods),
+        list[str], typer.Argument(metavar="METHOD", help="methods to attack", autocompletion=known_methods)
     ],
     settings: dict[str, Any],
     inversion: Annotated[
@@ -48,12 +47,7 @@ def leak(
     ] = 1,
     iterations: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Attack",
-            help=r"of the attack's optimiser \[300; 1000 for cosine]",
-            show_default=False,
-        ),
+        typer.Option(metavar="N", rich_help_panel="Attack", help=r"of the attack's optimiser \[300; 1000 for cosine]"),
     ] = None,
     restarts: Annotated[
         int,
@@ -76,11 +70,7 @@ def leak(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            metavar="DIR",
-            help="for a record (JSON, Markdown) and a picture",
-            rich_help_panel="Output",
-            show_default=False,
+            "--out", metavar="DIR", help="for a record (JSON, Markdown) and a picture", rich_help_panel="Output"
         ),
     ] = None,
 ) -> None:

@@ -21,22 +21,18 @@ if TYPE_CHECKING:
 SHOWN = 10  # predictions on the page; a file has them all
 CLIENTS = 30  # new clients on the page
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)]
-To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", autocompletion=runs)]
+To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go")]
 Onnx = Annotated[bool, typer.Option("--onnx", help="as ONNX too (needs the extra fedtailor\\[onnx])")]
 Trust = Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="write over files that are there already")]
-DataDir = Annotated[
-    str | None, typer.Option(help=r"where data sets lie now \[as in the run]", metavar="DIR", show_default=False)
-]
+DataDir = Annotated[str | None, typer.Option(help=r"where data sets lie now \[as in the run]", metavar="DIR")]
 
 
 def export(
     run: Run,
     to: To,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="one client's model, by its name or number", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="ID", help="one client's model, by its name or number")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="every training client's model (the default)")] = False,
     global_model: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
     onnx: Onnx = False,
@@ -115,52 +111,38 @@ def _show_model(files: list[Path], about: "Description") -> None:
 @experiment_options(TABLE)
 def predict(
     settings: dict[str, Any],
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)", show_default=False)],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)")],
     data: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|PATH",
             help="a data set, or an npz, CSV or folder of yours",
-            show_default=False,
             autocompletion=completer_of("data"),
         ),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="in place of --data: the samples of a run's clients",
-            show_default=False,
-            autocompletion=runs,
-        ),
+        typer.Option(metavar="DIR", help="in place of --data: the samples of a run's clients", autocompletion=runs),
     ] = None,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="only the samples of this client", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="ID", help="only the samples of this client")] = None,
     part: Annotated[
         str | None,
         typer.Option(
             metavar="train|validation|test",
             help="only this part of the samples",
-            show_default=False,
             autocompletion=from_names(("train", "validation", "test")),
         ),
     ] = None,
     data_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
+        str | None, typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]")
     ] = None,
     image_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="resize the images of a folder to this square", show_default=False),
+        int | None, typer.Option(min=1, metavar="N", help="resize the images of a folder to this square")
     ] = None,
     network: Annotated[
-        str | None,
-        typer.Option("--model", metavar="module:Class", help="the network, if it is of your own", show_default=False),
+        str | None, typer.Option("--model", metavar="module:Class", help="the network, if it is of your own")
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.csv", help="write all predictions here", show_default=False)
-    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="write all predictions here")] = None,
     overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="all predictions, for programs")] = False,
 ) -> None:
@@ -243,20 +225,13 @@ def adapt(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|PATH",
-            help=r"data of new clients \[those that the run held out]",
-            rich_help_panel="New data",
-            show_default=False,
+            metavar="NAME|PATH", help=r"data of new clients \[those that the run held out]", rich_help_panel="New data"
         ),
     ] = None,
     clients: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="N",
-            help=r"their number \[those that the data names, else 1]",
-            rich_help_panel="New data",
-            show_default=False,
+            min=1, metavar="N", help=r"their number \[those that the data names, else 1]", rich_help_panel="New data"
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, metavar="K", help="epochs of fine-tuning")] = 5,
@@ -264,7 +239,7 @@ def adapt(
     overwrite: Overwrite = False,
     engine: Annotated[str, typer.Option(help="where clients run", metavar="auto|in-process|processes|ray")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]", show_default=False)
+        int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]")
     ] = None,
     trust: Trust = False,
 ) -> None:

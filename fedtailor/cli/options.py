@@ -55,7 +55,6 @@ Assignments = Annotated[
         rich_help_panel="Method",
         autocompletion=setting_names,
         help="a parameter of the methods that have it, or any setting",
-        show_default=False,
     ),
 ]
 
@@ -68,7 +67,6 @@ TunedFrom = Annotated[
         autocompletion=tuned_settings,
         help="each method's settings as `tune` chose them: those that come with fedtailor (`fedtailor settings` lists "
         "them), or yours",
-        show_default=False,
     ),
 ]
 
@@ -107,7 +105,7 @@ def _options(name: str, group: str) -> list[inspect.Parameter]:
     )
     flag = "--" + name.replace("_", "-")
     panel = TABLE if name in OF_TABLES else group
-    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": panel, "show_default": False}
+    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": panel}
     if field.annotation is bool:
         opposite = typer.Option(f"--no-{flag[2:]}", hidden=True)
         return [_parameter(name, bool, typer.Option(flag, **shown)), _parameter(f"no_{name}", bool, opposite)]

@@ -19,22 +19,17 @@ def report(
     directories: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR",
-            help="run directories, or directories that contain some",
-            show_default=False,
-            autocompletion=runs_and_comparisons,
+            metavar="DIR", help="run directories, or directories that contain some", autocompletion=runs_and_comparisons
         ),
     ],
     to: Annotated[Path, typer.Option("--out", metavar="FILE", help="the page")] = Path("report.html"),
     figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too")
     ] = None,
     tables: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="the table as text, Markdown and LaTeX for a paper, too", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="the table as text, Markdown and LaTeX for a paper, too")
     ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP, show_default=False)] = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP)] = None,
 ) -> None:
     """Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedtailor.studies.presets import Preset
     from fedtailor.studies.reproduction import Reproduction
 
-OF_PRESETS: dict[str, Any] = {"show_default": False, "autocompletion": preset_names}
+OF_PRESETS: dict[str, Any] = {"autocompletion": preset_names}
 
 
 def presets(
@@ -106,8 +106,7 @@ def _print_notes(paper: str, notes: list[str]) -> None:
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a preset: see fedtailor presets", **OF_PRESETS)],
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="a shorter version, which says so in its result", show_default=False),
+        int | None, typer.Option(min=1, metavar="N", help="a shorter version, which says so in its result")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -120,13 +119,11 @@ def reproduce(
         typer.Option(
             metavar="NAME|PATH",
             help="other data in place of the preset's, or where its folder lies",
-            show_default=False,
             autocompletion=completer_of("data"),
         ),
     ] = None,
     data_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
+        str | None, typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]")

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 CLIENTS = 30  # that `show` lists at most
 ENGINES = choices(Experiment.model_fields["engine"])
-EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution", "show_default": False}
+EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution"}
 
 
 @experiment_options(*RUN_GROUPS)
@@ -55,10 +55,7 @@ def run(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD|FILE.toml",
-            show_default=False,
-            help="methods, or experiment files",
-            autocompletion=methods_and_files,
+            metavar="METHOD|FILE.toml", help="methods, or experiment files", autocompletion=methods_and_files
         ),
     ],
     settings: dict[str, Any],
@@ -67,11 +64,7 @@ def run(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            metavar="DIR",
-            help=r"the run directory \[runs/METHOD-DATA-1, -2, …]",
-            rich_help_panel="Output",
-            show_default=False,
+            "--out", metavar="DIR", help=r"the run directory \[runs/METHOD-DATA-1, -2, …]", rich_help_panel="Output"
         ),
     ] = None,
     profile: Annotated[
@@ -125,12 +118,8 @@ def run(
 
 
 def resume(
-    directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)
-    ],
-    rounds: Annotated[
-        int | None, typer.Option(metavar="N", help="go on to more rounds than were asked for", show_default=False)
-    ] = None,
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", autocompletion=runs)],
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="go on to more rounds than were asked for")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", help="worker processes", **EXECUTION)] = None,
     engine: Annotated[
         str | None,
@@ -149,7 +138,6 @@ def resume(
         typer.Option(
             metavar="[NAME=]PATH|CLIENT",
             help="data of new clients that take part from now on, or one that the run held out; may be repeated",
-            show_default=False,
         ),
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
@@ -175,12 +163,7 @@ def resume(
         bar = RoundProgress(bars, str(directory), None)
         try:
             result = resume_run(
-                directory,
-                add_clients=add_client,
-                trust=trust,
-                on_round=bar.round,
-                on_start=bar.start,
-                **changes,
+                directory, add_clients=add_client, trust=trust, on_round=bar.round, on_start=bar.start, **changes
             )
         except KeyboardInterrupt:
             bars.stop()
@@ -190,10 +173,7 @@ def resume(
 
 def show(
     directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="a run, or a comparison", show_default=False, autocompletion=runs_and_comparisons
-        ),
+        Path, typer.Argument(metavar="DIR", help="a run, or a comparison", autocompletion=runs_and_comparisons)
     ],
     json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:

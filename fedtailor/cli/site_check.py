@@ -32,7 +32,7 @@ CANNOT_JOIN = 1  # the exit code
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file")],
     json: Annotated[bool, typer.Option("--json", help="all of it, for programs")] = False,
 ) -> None:
     """Read the site's data, and show exactly what would leave. Nothing is sent.

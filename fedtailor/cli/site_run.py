@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from fedtailor.server.records import RoundRecord
     from fedtailor.sites.plan import Plan
 
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml", show_default=False)]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml")]
 RunDir = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help=r"the run directory \[runs/NAME beside the plan]", show_default=False),
+    Path | None, typer.Option("--out", metavar="DIR", help=r"the run directory \[runs/NAME beside the plan]")
 ]
 
 
@@ -28,10 +27,7 @@ def run(
     plan: PlanFile,
     to: RunDir = None,
     kits: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help=r"the directory with server/ and admin/ \[of the plan, or kits]", show_default=False
-        ),
+        Path | None, typer.Option(metavar="DIR", help=r"the directory with server/ and admin/ \[of the plan, or kits]")
     ] = None,
 ) -> None:
     """Run the plan with its sites: start the server, wait for the sites, do all rounds that are left.
@@ -83,9 +79,7 @@ def status(plan: PlanFile, to: RunDir = None) -> None:
         out.print(f"  {visible(site)}: {visible(why)}", highlight=False, soft_wrap=True)
 
 
-def start(
-    site: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file", show_default=False)],
-) -> None:
+def start(site: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file")]) -> None:
     """Take part: connect to the server and do the work that it asks for, until Ctrl-C.
 
     The connection is outgoing. If its process dies it is started again; what the site keeps is in its directory.

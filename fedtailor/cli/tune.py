@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BESIDE = 80  # columns beside the name of a trial: the bar, its rounds, the value on validation data and the time left
 FAILED = 1  # exit code: there are settings, but not of all methods
-OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning", "show_default": False}
+OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning"}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
@@ -37,10 +37,7 @@ def tune(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD|FILE.toml",
-            show_default=False,
-            help="methods, or one file with a comparison",
-            autocompletion=methods_and_files,
+            metavar="METHOD|FILE.toml", help="methods, or one file with a comparison", autocompletion=methods_and_files
         ),
     ],
     settings: dict[str, Any],
@@ -62,17 +59,13 @@ def tune(
         str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", **OF_TUNING)
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts \[0]", **OF_TUNING)
+        str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts", **OF_TUNING)
     ] = "0",
     assignments: Assignments = None,
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            metavar="DIR",
-            help=r"the tuning's directory \[tunings/DATA-1, -2, …]",
-            rich_help_panel="Output",
-            show_default=False,
+            "--out", metavar="DIR", help=r"the tuning's directory \[tunings/DATA-1, -2, …]", rich_help_panel="Output"
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
