@@ -182,9 +182,9 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    from fedtailor.cli.display import err, marked
+    from fedtailor.cli.display import complain
 
-    err.print(marked("Error:", "bold red", sentence), soft_wrap=True, highlight=False)
+    complain("Error:", sentence, "bold red")
     sys.exit(2)
 
 

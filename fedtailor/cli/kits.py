@@ -116,7 +116,7 @@ def doctor(
 
 
 def _say(text: str) -> None:
-    screen.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+    screen.print(visible(text), soft_wrap=True)
 
 
 def _counted(number: int, what: str) -> str:

@@ -9,9 +9,8 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.compare import asked
 from fedtailor.cli.completion import from_names
 from fedtailor.cli.completion import methods as known_methods
-from fedtailor.cli.display import err, json_text, out, plain_table, progress_bars, working
+from fedtailor.cli.display import interrupted, out, print_json, progress_bars, say, table_of, working
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
-from fedtailor.cli.run import INTERRUPTED
 from fedtailor.experiment import make_experiment
 
 if TYPE_CHECKING:
@@ -105,15 +104,14 @@ def leak(
     except KeyboardInterrupt:
         if found is not None and found.rows and not json:
             _print(found)
-        err.print("Interrupted: nothing is recorded.")
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted("Interrupted: nothing is recorded.")
     files = [] if to is None else found.write(to)
     if json:
-        typer.echo(json_text(found.plain()))
+        print_json(found.plain())
         return
     _print(found)
     if files:
-        out.print(f"Recorded in {to}: {', '.join(file.name for file in files)}", highlight=False, soft_wrap=True)
+        say(f"Recorded in {to}: {', '.join(file.name for file in files)}")
 
 
 def _perform(study: "Study", found: "Leakage") -> None:
@@ -127,10 +125,4 @@ def _perform(study: "Study", found: "Leakage") -> None:
 
 def _print(found: "Leakage") -> None:
     head, *rows = found.cells()
-    table = plain_table(found.title, caption=found.rule)
-    for name in head:
-        words = name in ("method", "matched", "verdict")
-        table.add_column(name, justify="left" if words else "right", style="bold" if name == "method" else "")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    out.print(table_of(found.title, head, rows, left=("method", "matched", "verdict"), caption=found.rule))

@@ -1,6 +1,7 @@
 """`fedtailor export`, `predict` and `adapt`: from a run to models at work."""
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,9 +9,20 @@ import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import completer_of, from_names, runs
-from fedtailor.cli.display import decimals, err, json_text, marked, out, percent, plain_table, progress_bars, visible
+from fedtailor.cli.display import (
+    complain,
+    decimals,
+    interrupted,
+    out,
+    percent,
+    print_json,
+    progress_bars,
+    say,
+    table_of,
+    visible,
+)
 from fedtailor.cli.options import TABLE, experiment_options
-from fedtailor.cli.run import INTERRUPTED, continue_with
+from fedtailor.cli.run import continue_with
 
 if TYPE_CHECKING:
     from fedtailor.model_files.adaptation import Adaptation
@@ -72,8 +84,7 @@ def export(
             )
         except KeyboardInterrupt:
             bars.stop()
-            err.print(f"Interrupted: {len(written)} of {total} models are in {to}.", soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from None
+            interrupted(f"Interrupted: {len(written)} of {total} models are in {to}.")
     about = written[0][1]
     _note_unfinished(run, about.round, about.rounds)
     if len(written) == 1:
@@ -81,19 +92,14 @@ def export(
         return
     values = [about.value for _, about in written if about.value is not None]
     mean = f", mean {about.metric.shown(sum(values) / len(values))}" if values and about.metric else ""
-    out.print(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.", highlight=False, soft_wrap=True)
-    out.print("The .json beside each says how to load it.", highlight=False)
+    say(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.")
+    out.print("The .json beside each says how to load it.")
 
 
 def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
     if finished < rounds:
-        out.print(
-            f"Note: the run is not finished: this is round {finished} of {rounds}, its last checkpoint. "
-            f"Continue with: {continue_with(run)}",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
-        )
+        unfinished = f"the run is not finished: this is round {finished} of {rounds}, its last checkpoint"
+        say(f"Note: {unfinished}. Continue with: {continue_with(run)}", "yellow")
 
 
 def _show_model(files: list[Path], about: "Description") -> None:
@@ -101,11 +107,11 @@ def _show_model(files: list[Path], about: "Description") -> None:
     metric = "" if about.loss is None else f"loss {about.loss} "
     if about.value is not None and about.metric:
         metric = f"{about.metric.shown(about.value)} "
-    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric}{about.measured}."), highlight=False)
-    out.print("Written to " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
-    out.print("\nLoad it with:", highlight=False)
+    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric}{about.measured}."))
+    say("Written to " + ", ".join(map(str, files)))
+    out.print("\nLoad it with:")
     for line in about.load:
-        out.print("  " + line.replace(files[0].name, str(files[0])), highlight=False, soft_wrap=True)
+        say("  " + line.replace(files[0].name, str(files[0])))
 
 
 @experiment_options(TABLE)
@@ -170,7 +176,7 @@ def predict(
     else:
         samples = reader.of_data(reader.load(str(data), data_dir, image_size, **settings), client, part)
     for note in samples.notes:
-        err.print(marked("Note:", "yellow", note), soft_wrap=True)
+        complain("Note:", note)
     predictions = reader.predict(samples.inputs, samples.labels)
     if to is not None:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +186,7 @@ def predict(
     else:
         _show_predictions(predictions, str(data or run))
         if to is not None:
-            out.print(f"All predictions are in {to}", highlight=False, soft_wrap=True)
+            say(f"All predictions are in {to}")
 
 
 def _print_json(model: Path, predictions: "Predictions") -> None:
@@ -188,32 +194,27 @@ def _print_json(model: Path, predictions: "Predictions") -> None:
 
     rows = list(predictions.rows())
     answer = {"model": str(model), "samples": len(rows), "accuracy": predictions.accuracy, "predictions": rows}
-    typer.echo(json_text(plain(answer), indent=None))
+    print_json(plain(answer), indent=None)
 
 
 def _show_predictions(predictions: "Predictions", source: str) -> None:
     """Print the first predictions, how often each class was predicted, and the accuracy where there are labels."""
     count = len(predictions.outputs)
-    table = plain_table(f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
+    title = f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else "")
     columns = [name for name in next(predictions.rows()) if not name.startswith(("p(", "has("))]
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row, _ in zip(predictions.rows(), range(SHOWN), strict=False):
-        values = [row[name] for name in columns]
-        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else visible(value) for value in values))
-    out.print(table)
+    first = [[row[name] for name in columns] for row in islice(predictions.rows(), SHOWN)]
+    rows = [[f"{value:.4f}" if isinstance(value, float) else visible(value) for value in values] for values in first]
+    out.print(table_of(title, columns, rows, left=()))
     if predictions.classes:
         often = ", ".join(f"{name} ({times})" for name, times in Counter(predictions.predicted).most_common(SHOWN))
-        out.print(f"Predicted: {visible(often)}", highlight=False)
+        out.print(f"Predicted: {visible(often)}")
     if predictions.accuracy is not None:
         what = "Exact match" if predictions.multi_label else "Accuracy"
-        out.print(f"{what}: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
+        out.print(f"{what}: {percent(predictions.accuracy)} % of {count:,} samples")
         if not predictions.multi_label and (strange := sorted(set(predictions.labels) - set(predictions.classes))):
             labels = visible(", ".join(strange[:SHOWN]))
             out.print(
-                f"Note: the model does not know the labels {labels}: these samples count as wrong.",
-                style="yellow",
-                highlight=False,
+                f"Note: the model does not know the labels {labels}: these samples count as wrong.", style="yellow"
             )
 
 
@@ -284,34 +285,29 @@ def adapt(
             )
         except KeyboardInterrupt:
             bars.stop()
-            err.print("Interrupted: nothing was written.")
-            raise typer.Exit(INTERRUPTED) from None
+            interrupted("Interrupted: nothing was written.")
     _note_unfinished(run, result.simulation.finished, result.experiment.rounds)
     _show_curves(outcome)
-    out.print(
-        f"In {to}: {_counted(len(outcome.models), 'model')}, adapt.json, adapt.csv", highlight=False, soft_wrap=True
-    )
+    say(f"In {to}: {_counted(len(outcome.models), 'model')}, adapt.json, adapt.csv")
 
 
 def _show_curves(outcome: "Adaptation") -> None:
     """Print both curves, a line an epoch: of the metric that decides, or of the loss where it is not defined."""
     first, metric = outcome.adapted[0], outcome.metric
     defined, spread = metric.of(first) is not None, first.std is not None
-    table = plain_table(_counted(len(outcome.per_client), "new client"))
-    for name in ("epochs", outcome.method, "local from scratch"):
-        table.add_column(name, justify="right")
 
     def shown(metrics: "Averages") -> str:
         if defined:
             return metric.text(metric.of(metrics)) + (f" ± {metric.text(metrics.std)}" if spread else "")
         return decimals(metrics.loss)
 
-    for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
-        table.add_row(str(epoch), shown(mine), shown(local))
-    out.print(table)
+    both = enumerate(zip(outcome.adapted, outcome.local, strict=True))
+    rows = [(str(epoch), shown(mine), shown(local)) for epoch, (mine, local) in both]
+    title = _counted(len(outcome.per_client), "new client")
+    out.print(table_of(title, ("epochs", outcome.method, "local from scratch"), rows, left=()))
     over = ", mean ± std over clients," if spread else ""
     what = f"Test {metric.title}{' in %' if metric.percent else ''}{over}" if defined else "Mean test loss"
-    out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
+    out.print(f"{what} after so many epochs of fine-tuning on each one's own data.")
     out.print(_adapted_clients(outcome))
 
 
@@ -319,14 +315,13 @@ def _adapted_clients(outcome: "Adaptation") -> Any:
     """A table of the new clients, by name: before, after the last epoch, and from scratch."""
     clients, last = list(outcome.per_client.values()), len(outcome.adapted) - 1
     note = "" if len(clients) <= CLIENTS else f"The first {CLIENTS} of {len(clients)} clients: all are in adapt.json."
-    table = plain_table("Clients", caption=note)
-    for name in ("client", "train", "test", "0 epochs", f"{last} epochs", "local from scratch"):
-        table.add_column(name, justify="right")
+    columns = ("client", "train", "test", "0 epochs", f"{last} epochs", "local from scratch")
+    rows = []
     for client in clients[:CLIENTS]:
         metrics = (client.adapted[0], client.adapted[-1], client.local[-1])
         values = [decimals(m.loss) if m.accuracy is None else percent(m.accuracy) for m in metrics]
-        table.add_row(visible(client.name), f"{client.n_train:,}", f"{client.n_test:,}", *values)
-    return table
+        rows.append((visible(client.name), f"{client.n_train:,}", f"{client.n_test:,}", *values))
+    return table_of("Clients", columns, rows, left=(), caption=note)
 
 
 def _counted(count: int, noun: str) -> str:

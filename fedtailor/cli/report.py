@@ -7,8 +7,7 @@ import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import runs_and_comparisons
-from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars, working
-from fedtailor.cli.run import INTERRUPTED
+from fedtailor.cli.display import complain, human_bytes, interrupted, progress_bars, say, working
 from fedtailor.reporting.column_names import HELP, read_columns
 
 if TYPE_CHECKING:
@@ -62,22 +61,21 @@ def report(
         with working("reading runs"):
             prepared = prepare(read_runs(directories), chosen)
         for note in prepared.notes:
-            err.print(marked("Warning:", "yellow", note), soft_wrap=True, highlight=False)
+            complain("Warning:", note)
         with working("drawing"):
             page = html(prepared).encode()
         to.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(to, page)
         shown = f"{len(prepared.runs.results)} run{'s' if len(prepared.runs.results) > 1 else ''}"
-        out.print(f"{shown} in {to} ({human_bytes(len(page))})", highlight=False, soft_wrap=True)
+        say(f"{shown} in {to} ({human_bytes(len(page))})")
         if figures is not None:
             _save(prepared.figures, figures)
         if tables is not None:
             tables.mkdir(parents=True, exist_ok=True)
             names = ", ".join(path.name for path in write_readable(prepared.summary, tables, chosen))
-            out.print(f"{names} in {tables}", highlight=False, soft_wrap=True)
+            say(f"{names} in {tables}")
     except KeyboardInterrupt:
-        err.print("Interrupted. Call the same command again.")
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted("Interrupted. Call the same command again.")
 
 
 def _save(prepared: "list[Figure]", directory: Path) -> None:
@@ -87,4 +85,4 @@ def _save(prepared: "list[Figure]", directory: Path) -> None:
         task = bars.add_task("figures", total=len(prepared) * len(FORMATS), status="", unit="file")
         for path in save(prepared, directory):
             bars.update(task, advance=1, status=path.name)
-    out.print(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}", highlight=False, soft_wrap=True)
+    say(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}")

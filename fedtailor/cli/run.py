@@ -14,16 +14,18 @@ from fedtailor.cli.display import (
     announce,
     decimals,
     epsilon_text,
-    err,
     human_bytes,
-    json_text,
+    interrupted,
     network_lines,
     out,
     plain_table,
+    print_json,
     print_setup,
     progress_bars,
     results_table,
+    say,
     setup_lines,
+    table_of,
     visible,
     working,
 )
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
     from fedtailor.engines.preparation import Prepared
     from fedtailor.engines.result import RunResult
     from fedtailor.experiment.tuned import TunedSettings
+    from fedtailor.studies.comparison import Progress
     from fedtailor.training.metrics import Metric
 
-INTERRUPTED = 130
 CLIENTS = 30  # that `show` lists at most
 ENGINES = choices(Experiment.model_fields["engine"])
 EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution"}
@@ -110,11 +112,11 @@ def run(
                 _interrupted(path)
     out.print(results_table(results))
     if found is not None and found.tuned is not None:
-        out.print(tuned_in_words(found.tuned), highlight=False)
+        out.print(tuned_in_words(found.tuned))
     if profile:
         out.print(_profile_table(results))
     for path in paths:
-        out.print(f"Recorded in {path}", highlight=False, soft_wrap=True)
+        say(f"Recorded in {path}")
 
 
 def resume(
@@ -179,9 +181,7 @@ def show(
 ) -> None:
     """Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished."""
     if (directory / "comparison.toml").is_file():
-        from fedtailor.cli.show import show_comparison
-
-        show_comparison(directory, json)
+        _show_comparison(directory, json)
         return
     from fedtailor.engines.runs import load
     from fedtailor.server.records import plain_metrics
@@ -195,7 +195,7 @@ def show(
             | plain_metrics(metrics)
             for client, metrics in result.per_client.items()
         ]
-        typer.echo(json_text({**result.summary(), "per_client": clients}))
+        print_json({**result.summary(), "per_client": clients})
         return
     if setup := RunDirectory(directory).setup():
         print_setup(network_lines([setup]))
@@ -207,7 +207,40 @@ def show(
     if result.per_client:
         out.print(_clients_table(result, directory))
     if not result.finished:
-        out.print(f"Not finished. Continue with: {continue_with(directory)}", soft_wrap=True)
+        say(f"Not finished. Continue with: {continue_with(directory)}")
+
+
+def _show_comparison(directory: Path, json: bool) -> None:
+    """Show a comparison as `compare` did. Nothing that it names is run."""
+    from fedtailor.reporting.client_tables import rich_clients
+    from fedtailor.reporting.tables import rich_table
+    from fedtailor.studies.client_results import client_table
+    from fedtailor.studies.comparison import read_comparison
+
+    progress = read_comparison(directory)
+    if json:
+        print_json(_plain_comparison(progress))
+        return
+    if progress.summary is not None:
+        whole = f"`fedtailor show {directory} --json`"
+        out.print(rich_table(progress.summary, out.width))
+        out.print(rich_clients(client_table(progress.summary), out.width, whole))
+    for title, (rounds, asked) in progress.unfinished.items():
+        why = f": {progress.failed[title]}" if title in progress.failed else "."
+        say(f"Not finished: {title}, {rounds} of {asked} rounds{why}")
+    if progress.unfinished:
+        again = f"fedtailor compare {directory / 'comparison.toml'} --out {directory}"
+        say(f"Continue with: {again}")
+
+
+def _plain_comparison(progress: "Progress") -> dict[str, object]:
+    from fedtailor.server.run_directory import plain
+    from fedtailor.studies.client_results import client_table
+
+    summary = progress.summary
+    tables = {} if summary is None else {**summary.plain(), "clients": client_table(summary).plain()}
+    unfinished = {title: {"rounds": done, "of": asked} for title, (done, asked) in progress.unfinished.items()}
+    return {**plain(tables), "unfinished": unfinished, "failed": progress.failed}
 
 
 def _experiments(
@@ -291,41 +324,37 @@ def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
 
 def _interrupted(path: Path | None) -> NoReturn:
     begun = path is not None and (path / "experiment.toml").is_file()
-    err.print(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.", soft_wrap=True)
-    raise typer.Exit(INTERRUPTED)
+    interrupted(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.")
 
 
 def _profile_table(results: list["RunResult"]) -> Any:
     """A table of the seconds spent in each part of the rounds, and of training samples per second."""
     from fedtailor.studies.measures import samples_per_second
 
-    table = plain_table("Where the time went, in seconds of all rounds")
     phases = ("sending", "training", "aggregation", "evaluation", "checkpoints")
-    for name in ("method", *phases, "the rest", "samples/s"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    rows = []
     for result in results:
         spent = result.simulation.loop.phases
         within = sum(seconds for phase, seconds in spent.items() if phase != "checkpoints")
         rest = sum(record.seconds for record in result.rounds) - within
         speed = samples_per_second(result)
         cells = [*(spent.get(phase, 0.0) for phase in phases), max(0.0, rest)]
-        table.add_row(
-            result.experiment.method, *(f"{cell:.2f}" for cell in cells), "–" if speed is None else f"{speed:,.0f}"
-        )
-    return table
+        last = "–" if speed is None else f"{speed:,.0f}"
+        rows.append((result.experiment.method, *(f"{cell:.2f}" for cell in cells), last))
+    columns = ("method", *phases, "the rest", "samples/s")
+    return table_of("Where the time went, in seconds of all rounds", columns, rows)
 
 
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
-    table, metric = plain_table("Rounds"), result.metric
+    metric = result.metric
     missing = any(record.missing for record in result.rounds)
     private = any(record.epsilon is not None for record in result.rounds)
     counts = ("participants", "failed", *(["not measured"] if missing else []), *(["ε"] if private else []))
-    for name in ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds"):
-        table.add_column(name, justify="right")
+    columns = ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds")
     step = max(1, -(-len(result.rounds) // 20))
-    for record in result.rounds[step - 1 :: step]:
-        table.add_row(
+    rows = [
+        (
             str(record.round),
             metric.text(metric.of(record)),
             metric.text(record.std),
@@ -338,7 +367,9 @@ def _rounds_table(result: "RunResult") -> Any:
             human_bytes(record.bytes_down),
             f"{record.seconds:.2f}",
         )
-    return table
+        for record in result.rounds[step - 1 :: step]
+    ]
+    return table_of("Rounds", columns, rows, left=())
 
 
 def _clients_table(result: "RunResult", directory: Path) -> Any:

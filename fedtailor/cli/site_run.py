@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.cli.display import Bars, human_bytes, out, progress_bars, visible
-from fedtailor.cli.run import INTERRUPTED
+from fedtailor.cli.display import INTERRUPTED, Bars, human_bytes, out, progress_bars, say, visible
 from fedtailor.cli.verbosity import loudness
 
 if TYPE_CHECKING:
@@ -74,9 +73,9 @@ def status(plan: PlanFile, to: RunDir = None) -> None:
         raise FedtailorError(f"There is no run in {directory} yet: start it with `fedtailor deploy run {plan}`.")
     if (directory / "experiment.toml").is_file():
         out.print(Watched(directory).look())
-    out.print(f"Phase: {visible(found['phase'])}, round {found['round']} of {content.terms().rounds}", highlight=False)
+    out.print(f"Phase: {visible(found['phase'])}, round {found['round']} of {content.terms().rounds}")
     for site, why in found["sites"].items():
-        out.print(f"  {visible(site)}: {visible(why)}", highlight=False, soft_wrap=True)
+        say(f"  {visible(site)}: {visible(why)}")
 
 
 def start(site: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file")]) -> None:
@@ -152,4 +151,4 @@ def _need_nvflare() -> None:
 
 def _line(text: str) -> None:
     """Print a line with the time."""
-    out.print(f"{time.strftime('%H:%M:%S')} {visible(text)}", highlight=False, soft_wrap=True)
+    say(f"{time.strftime('%H:%M:%S')} {visible(text)}")

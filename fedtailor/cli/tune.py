@@ -12,16 +12,17 @@ from fedtailor.cli.display import (
     Bars,
     RoundProgress,
     announce,
-    err,
-    json_text,
+    complain,
+    interrupted,
     marked,
     out,
+    print_json,
     progress_bars,
+    say,
     setup_lines,
     working,
 )
 from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
-from fedtailor.cli.run import INTERRUPTED
 
 if TYPE_CHECKING:
     from fedtailor.studies.trials import Trial
@@ -107,17 +108,17 @@ def tune(
             work.write()
             tuned = [_finish(work, method, bars) for method in comparison.methods]
     except KeyboardInterrupt:
-        interrupted(place)
+        stop_tuning(place)
     if json:
-        typer.echo(json_text(plain(tuned)))
+        print_json(plain(tuned))
     else:
         out.print(tuning_table(tuned, str(work.budget)))
-        out.print(f"Recorded in {place}: tuned.toml, trials, runs", highlight=False, soft_wrap=True)
+        say(f"Recorded in {place}: tuned.toml, trials, runs")
         following = f"fedtailor compare {place / 'tuned.toml'} --seeds 0,1,2"
-        out.print(marked("Next:", "bold", following), highlight=False, soft_wrap=True)
+        say(marked("Next:", "bold", following))
     for method in (method for method in tuned if method.chosen is None):
         said = f"{method.method}: {method.trials[0].reason}"
-        err.print(marked("Failed:", "yellow", said), highlight=False, soft_wrap=True)
+        complain("Failed:", said)
     if any(method.chosen is None for method in tuned):
         raise typer.Exit(FAILED)
 
@@ -139,11 +140,10 @@ def begin(work: "Tuner", quiet: bool = False) -> None:
         announce(lines)
 
 
-def interrupted(place: Path | None) -> NoReturn:
+def stop_tuning(place: Path | None) -> NoReturn:
     """Say how to go on after Ctrl-C."""
     hint = f" The same command with --out {place} goes on." if place is not None and place.is_dir() else ""
-    err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
-    raise typer.Exit(INTERRUPTED) from None
+    interrupted(f"Interrupted.{hint}")
 
 
 def perform(work: "Tuner", bars: Bars) -> None:
