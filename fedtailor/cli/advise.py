@@ -8,7 +8,7 @@ import typer
 from fedtailor.cli.completion import completer_of, methods
 from fedtailor.cli.display import data_lines, interrupted, marked, out, print_json, progress_bars, say, table_of
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.verbosity import loudness
+from fedtailor.cli.verbosity import JsonOfMany, loudness
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def advise(
             help=r"the metric that decides, as in run \[accuracy; rmse for numbers, f1 for several labels]",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
+    json: JsonOfMany = False,
 ) -> None:
     """Recommend a method for these clients, or none, after a short race between several.
 

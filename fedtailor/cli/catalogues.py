@@ -10,12 +10,12 @@ from fedtailor.cli.completion import completer_of
 from fedtailor.cli.completion import methods as method_names
 from fedtailor.cli.display import definition_table, network_lines, out, plain_table, print_json, print_setup, visible
 from fedtailor.cli.options import experiment_options
+from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
 
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
 SHADES = " ░▒▓█"  # no sample of a class, up to the client's most frequent one
 FOUR_COLUMNS = 100  # columns of a page on which the table of methods has a column for what leaves a client
 MOST_SHADES = 50  # shades in a row: neighbouring classes share one where there are more

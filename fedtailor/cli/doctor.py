@@ -1,12 +1,13 @@
 """`fedtailor doctor`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from fedtailor.cli.display import human_bytes, marked, out, print_json, visible, working
+from fedtailor.cli.verbosity import Json
 
 if TYPE_CHECKING:
     from fedtailor.cli.diagnosis import Facts
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 BROKEN = 1  # exit code: fedtailor cannot be used as it is
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+def doctor(json: Json = False) -> None:
     """Look at this installation and this machine: what a bug report needs.
 
     Versions, cores, memory, devices, extras, data sets, where can be written, and a second of benchmark. What is wrong

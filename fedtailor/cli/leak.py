@@ -11,6 +11,7 @@ from fedtailor.cli.completion import from_names
 from fedtailor.cli.completion import methods as known_methods
 from fedtailor.cli.display import interrupted, out, print_json, progress_bars, say, table_of, working
 from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
+from fedtailor.cli.verbosity import JsonOfMany
 from fedtailor.experiment import make_experiment
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def leak(
         ),
     ] = 10,
     assignments: Assignments = None,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
+    json: JsonOfMany = False,
     to: Annotated[
         Path | None,
         typer.Option(

@@ -12,6 +12,7 @@ from rich.markup import escape
 from fedtailor._common.errors import FedtailorError, shown
 from fedtailor._common.toml import parse_toml
 from fedtailor.cli.completion import completer_of, from_names, setting_names, tuned_settings
+from fedtailor.cli.verbosity import parameter, with_parameters
 from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, TABLE_SETTINGS, Evaluation, Experiment, in_sections
 
 TRAINING_SETTINGS = (
@@ -82,14 +83,10 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
 
         def wrapped(**values: Any) -> None:
             used = {option.name: values.pop(option.name) for option in added}
-            settings = {name: _used(name, used) for name, _ in names}
+            settings = {name: False if used.get(f"no_{name}") else used[name] for name, _ in names}
             command(settings=in_sections({k: v for k, v in settings.items() if v is not None}), **values)
 
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *added]]
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapped
+        return with_parameters(wrapped, command, [*own, *added])
 
     return decorate
 
@@ -108,22 +105,12 @@ def _options(name: str, group: str) -> list[inspect.Parameter]:
     shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": panel}
     if field.annotation is bool:
         opposite = typer.Option(f"--no-{flag[2:]}", hidden=True)
-        return [_parameter(name, bool, typer.Option(flag, **shown)), _parameter(f"no_{name}", bool, opposite)]
+        both = {name: typer.Option(flag, **shown), f"no_{name}": opposite}
+        return [parameter(each, Annotated[bool | None, option]) for each, option in both.items()]
     flags = [SHORT[name], flag] if name in SHORT else [flag]
     shown |= {"metavar": VALUES.get(name) or _values(field)}
     shown |= {"autocompletion": from_names(words) if (words := choices(field)) else completer_of(name)}
-    return [_parameter(name, str, typer.Option(*flags, **shown))]
-
-
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
-def _used(name: str, used: dict[str, Any]) -> Any:
-    """The value that the options give to a setting; None if they do not."""
-    return False if used.get(f"no_{name}") else used[name]
+    return [parameter(name, Annotated[str | None, typer.Option(*flags, **shown)])]
 
 
 def _values(field: FieldInfo) -> str:

@@ -24,7 +24,7 @@ from fedtailor.cli.display import (
 )
 from fedtailor.cli.options import Assignments, parse_assignments
 from fedtailor.cli.run import check_assignment
-from fedtailor.cli.verbosity import loudness
+from fedtailor.cli.verbosity import Json, loudness
 from fedtailor.experiment import in_sections, merged
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def presets(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="a preset, to see its settings", **OF_PRESETS)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Json = False,
 ) -> None:
     """List the papers' tables and figures that can be reproduced; with a NAME, show one."""
     from fedtailor.studies.presets import find_preset

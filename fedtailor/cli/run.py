@@ -30,6 +30,7 @@ from fedtailor.cli.display import (
     working,
 )
 from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, choices, experiment_options, parse_assignments
+from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import (
     SETTING_NAMES,
     Evaluation,
@@ -177,7 +178,7 @@ def show(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="a run, or a comparison", autocompletion=runs_and_comparisons)
     ],
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Json = False,
 ) -> None:
     """Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished."""
     if (directory / "comparison.toml").is_file():

@@ -1,15 +1,15 @@
 """`fedtailor deploy run` and `status`, `fedtailor site start`: a federation of real sites at work."""
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.display import INTERRUPTED, Bars, human_bytes, out, progress_bars, say, visible
+from fedtailor.cli.presence import read_status
 from fedtailor.cli.verbosity import loudness
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(
     from fedtailor.sites.plan import read_plan
 
     content = read_plan(plan)
-    directory = _run_directory(plan, content, to)
+    directory = to or plan.parent / "runs" / content.name
     folder = kits or _kits(plan)
     with progress_bars() as bars:
         shown = Shown(directory, content, bars)
@@ -55,7 +55,7 @@ def run(
             _line(f"Stopped after round {driver.rounds}: the same command goes on.")
             raise typer.Exit(INTERRUPTED) from None
         shown.look()
-    for site, why in _status(directory).get("sites", {}).items():
+    for site, why in read_status(directory).get("sites", {}).items():
         if why != "present":
             _line(f"{site}: {why}. When it is back, the same command hands out its model.")
     _line(f"Done: {driver.rounds} rounds. See `fedtailor show {directory}`.")
@@ -67,8 +67,8 @@ def status(plan: PlanFile, to: RunDir = None) -> None:
     from fedtailor.sites.plan import read_plan
 
     content = read_plan(plan)
-    directory = _run_directory(plan, content, to)
-    found = _status(directory)
+    directory = to or plan.parent / "runs" / content.name
+    found = read_status(directory)
     if not found:
         raise FedtailorError(f"There is no run in {directory} yet: start it with `fedtailor deploy run {plan}`.")
     if (directory / "experiment.toml").is_file():
@@ -104,7 +104,7 @@ class Shown:
         """Show what is new."""
         before = len(self._rounds)
         self._read()
-        sites = _status(self._directory).get("sites", {})
+        sites = read_status(self._directory).get("sites", {})
         here = f"{sum(why == 'present' for why in sites.values())} of {len(sites)} sites"
         sent = human_bytes(sum(record.bytes for record in self._rounds))
         status = f"{self._quality(self._rounds[-1])}  {sent}  {here}" if self._rounds else here
@@ -127,19 +127,9 @@ class Shown:
         return "not measured" if value is None else self._metric.shown(value)
 
 
-def _run_directory(file: Path, plan: "Plan", given: Path | None) -> Path:
-    return given or file.parent / "runs" / plan.name
-
-
 def _kits(plan: Path) -> Path:
     """Find the kits: the plan is in the server's directory, or beside all of them."""
     return plan.resolve().parent.parent if (plan.parent / "kit").is_dir() else plan.parent / "kits"
-
-
-def _status(directory: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        return dict(json.loads((directory / "status.json").read_text(encoding="utf-8")))
-    return {}
 
 
 def _need_nvflare() -> None:

@@ -23,6 +23,7 @@ from fedtailor.cli.display import (
     working,
 )
 from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
+from fedtailor.cli.verbosity import JsonOfMany
 
 if TYPE_CHECKING:
     from fedtailor.studies.trials import Trial
@@ -69,7 +70,7 @@ def tune(
             "--out", metavar="DIR", help=r"the tuning's directory \[tunings/DATA-1, -2, …]", rich_help_panel="Output"
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
+    json: JsonOfMany = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for all.
 
