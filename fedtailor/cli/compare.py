@@ -7,7 +7,7 @@ import typer
 from rich.progress import TaskID
 
 from fedtailor._common.errors import FedtailorError, shown
-from fedtailor.cli.completion import methods_and_files, setting_names
+from fedtailor.cli.completion import setting_names
 from fedtailor.cli.display import (
     Bars,
     RoundProgress,
@@ -20,8 +20,17 @@ from fedtailor.cli.display import (
     setup_lines,
     working,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
-from fedtailor.cli.run import check_assignment, word_settings
+from fedtailor.cli.options import (
+    RUN_GROUPS,
+    Assignments,
+    ComparisonWords,
+    TunedFrom,
+    check_assignment,
+    experiment_options,
+    out_directory,
+    parse_assignments,
+)
+from fedtailor.cli.run import word_settings
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
 
 if TYPE_CHECKING:
@@ -36,12 +45,7 @@ OF_COMPARISON: dict[str, Any] = {"rich_help_panel": "Comparison"}
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def compare(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD|FILE.toml", help="methods, or one file with a comparison", autocompletion=methods_and_files
-        ),
-    ],
+    what: ComparisonWords,
     settings: dict[str, Any],
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N,…", help=r"a run of every line for each \[0,1,2]", **OF_COMPARISON)
@@ -75,15 +79,7 @@ def compare(
         ),
     ] = None,
     tuned: TunedFrom = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help=r"the comparison's directory \[comparisons/DATA-1, -2, …]",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    to: Annotated[Path | None, out_directory(r"the comparison's directory \[comparisons/DATA-1, -2, …]")] = None,
 ) -> None:
     """Run methods on the same clients with several seeds, and print the table that papers print.
 

@@ -10,7 +10,7 @@ from fedtailor.cli.compare import asked
 from fedtailor.cli.completion import from_names
 from fedtailor.cli.completion import methods as known_methods
 from fedtailor.cli.display import interrupted, out, print_json, progress_bars, say, table_of, working
-from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import Assignments, experiment_options, out_directory, parse_assignments
 from fedtailor.cli.verbosity import JsonOfMany
 from fedtailor.experiment import make_experiment
 
@@ -67,12 +67,7 @@ def leak(
     ] = 10,
     assignments: Assignments = None,
     json: JsonOfMany = False,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="for a record (JSON, Markdown) and a picture", rich_help_panel="Output"
-        ),
-    ] = None,
+    to: Annotated[Path | None, out_directory("for a record (JSON, Markdown) and a picture")] = None,
 ) -> None:
     """Reconstruct clients' samples from what methods really upload, as a curious server could.
 

@@ -2,7 +2,8 @@
 
 import inspect
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from difflib import get_close_matches
 from typing import Annotated, Any, get_args
 
 import typer
@@ -11,9 +12,18 @@ from rich.markup import escape
 
 from fedtailor._common.errors import FedtailorError, shown
 from fedtailor._common.toml import parse_toml
-from fedtailor.cli.completion import completer_of, from_names, setting_names, tuned_settings
+from fedtailor.cli.completion import completer_of, from_names, methods_and_files, setting_names, tuned_settings
 from fedtailor.cli.verbosity import parameter, with_parameters
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, TABLE_SETTINGS, Evaluation, Experiment, in_sections
+from fedtailor.experiment import (
+    DATA_SETTINGS,
+    NEW_DATA_SETTINGS,
+    SETTING_NAMES,
+    TABLE_SETTINGS,
+    Evaluation,
+    Experiment,
+    in_sections,
+    merged,
+)
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",
@@ -70,6 +80,19 @@ TunedFrom = Annotated[
         "them), or yours",
     ),
 ]
+
+
+ComparisonWords = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="METHOD|FILE.toml", help="methods, or one file with a comparison", autocompletion=methods_and_files
+    ),
+]
+
+
+def out_directory(help: str) -> Any:
+    """The option --out of a command that has one directory for its record."""
+    return typer.Option("--out", metavar="DIR", help=help, rich_help_panel="Output")
 
 
 def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -143,3 +166,25 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             value = text.strip()
         parsed[name.strip()] = value
     return parsed
+
+
+def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
+    """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
+    settings = [*SETTING_NAMES, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
+    if name in parameters or name in settings or name.startswith("parameters."):
+        return
+    near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)
+    own = f"has the parameters {', '.join(sorted(parameters))}" if parameters else "has no parameters"
+    hint = f"did you mean {near[0]!r}?" if near else f"{' or '.join(what)} {own}, and the settings are in run --help."
+    raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
+
+
+def with_assignments(
+    settings: dict[str, Any], assignments: dict[str, Any], parameters: Container[str]
+) -> dict[str, Any]:
+    """Put what --set names over settings: what is a parameter of the method, or has a section, into that section."""
+    for name, value in assignments.items():
+        section, _, inner = name.rpartition(".")
+        own = section or ("parameters" if name in parameters else "")
+        settings = merged(settings, {own: {inner: value}} if own else in_sections({name: value}))
+    return settings

@@ -22,10 +22,8 @@ from fedtailor.cli.display import (
     say,
     table_of,
 )
-from fedtailor.cli.options import Assignments, parse_assignments
-from fedtailor.cli.run import check_assignment
+from fedtailor.cli.options import Assignments, check_assignment, parse_assignments, with_assignments
 from fedtailor.cli.verbosity import Json, loudness
-from fedtailor.experiment import in_sections, merged
 
 if TYPE_CHECKING:
     from fedtailor.server.records import Plain
@@ -170,17 +168,11 @@ def sections(preset: "Preset", assigned: dict[str, Any]) -> dict[str, Any]:
 
     methods = sorted({row.method for row in preset.rows if not row.missing})
     known = {name for method in methods for name in method_class(method).model_fields}
-    changes: dict[str, Any] = {}
-    for name, value in assigned.items():
+    for name in assigned:
         check_assignment(name, known, methods)
         if name in ("method", "seed", "parameters"):
             raise FedtailorError(f"A preset's {name} cannot be set: choose rows by --only, and seeds by --seeds.")
-        section, _, inner = name.rpartition(".")
-        if section or name in known:
-            changes = merged(changes, {section or "parameters": {inner: value}})
-        else:
-            changes = merged(changes, in_sections({name: value}))
-    return changes
+    return with_assignments({}, assigned, known)
 
 
 def _announce(work: "Reproduction") -> dict[Path, Any]:

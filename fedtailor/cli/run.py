@@ -1,11 +1,9 @@
 """`fedtailor run`, `resume` and `show`."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.text import Text
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import from_names, methods_and_files, runs, runs_and_comparisons
@@ -18,7 +16,6 @@ from fedtailor.cli.display import (
     interrupted,
     network_lines,
     out,
-    plain_table,
     print_json,
     print_setup,
     progress_bars,
@@ -26,29 +23,27 @@ from fedtailor.cli.display import (
     say,
     setup_lines,
     table_of,
-    visible,
     working,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, choices, experiment_options, parse_assignments
-from fedtailor.cli.verbosity import Json
-from fedtailor.experiment import (
-    SETTING_NAMES,
-    Evaluation,
-    Experiment,
-    in_sections,
-    make_experiment,
-    merged,
-    read_experiment,
+from fedtailor.cli.options import (
+    RUN_GROUPS,
+    Assignments,
+    TunedFrom,
+    check_assignment,
+    choices,
+    experiment_options,
+    out_directory,
+    parse_assignments,
+    with_assignments,
 )
+from fedtailor.cli.verbosity import Json
+from fedtailor.experiment import SETTING_NAMES, Experiment, make_experiment, merged, read_experiment
 
 if TYPE_CHECKING:
-    from fedtailor.engines.preparation import Prepared
     from fedtailor.engines.result import RunResult
     from fedtailor.experiment.tuned import TunedSettings
     from fedtailor.studies.comparison import Progress
-    from fedtailor.training.metrics import Metric
 
-CLIENTS = 30  # that `show` lists at most
 ENGINES = choices(Experiment.model_fields["engine"])
 EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution"}
 
@@ -64,12 +59,7 @@ def run(
     settings: dict[str, Any],
     assignments: Assignments = None,
     tuned: TunedFrom = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help=r"the run directory \[runs/METHOD-DATA-1, -2, …]", rich_help_panel="Output"
-        ),
-    ] = None,
+    to: Annotated[Path | None, out_directory(r"the run directory \[runs/METHOD-DATA-1, -2, …]")] = None,
     profile: Annotated[
         bool, typer.Option("--profile", rich_help_panel="Output", help="say where the time went")
     ] = False,
@@ -91,21 +81,23 @@ def run(
 
     try:
         with working("setting up"):
+            from fedtailor.engines.runs import run_prepared
+            from fedtailor.studies.runner import PreparedRuns
+
             found = None if tuned is None else find_settings(tuned)
             experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
             paths = _directories(experiments, to)
-            prepared = _prepare(experiments)
+            ready = PreparedRuns()  # of all experiments, so that what is wrong is found before the first run
+            prepared = [ready.prepare(experiment) for experiment in experiments]
     except KeyboardInterrupt:
         _interrupted(None)
-    from fedtailor.engines.runs import run_prepared
-
     announce(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
-        for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
+        for experiment, made, path in zip(experiments, prepared, paths, strict=True):
             bar = RoundProgress(bars, experiment.method, experiment.rounds)
             try:
-                results.append(run_prepared(experiment, ready, path, bar.round, bar.start))
+                results.append(run_prepared(experiment, made, path, bar.round, bar.start))
             except KeyboardInterrupt:
                 bars.stop()
                 if results:
@@ -185,6 +177,7 @@ def show(
         _show_comparison(directory, json)
         return
     from fedtailor.engines.runs import load
+    from fedtailor.reporting.client_tables import rich_clients_of_run
     from fedtailor.server.records import plain_metrics
     from fedtailor.server.run_directory import RunDirectory
 
@@ -206,7 +199,7 @@ def show(
     out.print(results_table([result]))
     out.print(_rounds_table(result))
     if result.per_client:
-        out.print(_clients_table(result, directory))
+        out.print(rich_clients_of_run(result, f"fedtailor show {directory} --json"))
     if not result.finished:
         say(f"Not finished. Continue with: {continue_with(directory)}")
 
@@ -258,13 +251,8 @@ def _experiments(
         check_assignment(name, {parameter for known in fields for parameter in known}, what)
     experiments = []
     for base, known in zip(bases, fields, strict=True):
-        settings = merged(base, options)
-        for name, value in assignments.items():
-            section, _, inner = name.rpartition(".")
-            if section or name in known:
-                settings = merged(settings, {section or "parameters": {inner: value}})
-            elif name in SETTING_NAMES:
-                settings = merged(settings, in_sections({name: value}))
+        own = {name: value for name, value in assignments.items() if "." in name or name in {*known, *SETTING_NAMES}}
+        settings = with_assignments(merged(base, options), own, known)
         if tuned is not None:
             settings = for_run(settings, tuned, str(base.get("method", "fedavg")))
         experiments.append(make_experiment(settings))
@@ -284,25 +272,6 @@ def word_settings(word: str) -> dict[str, Any]:
     if "," in word or path.is_file():
         raise FedtailorError(f"{word!r} is no method: put spaces between methods, and .toml behind a file's name.")
     return {"method": word}
-
-
-def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
-    """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
-    settings = [*SETTING_NAMES, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
-    if name in parameters or name in settings or name.startswith("parameters."):
-        return
-    near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)
-    own = f"has the parameters {', '.join(sorted(parameters))}" if parameters else "has no parameters"
-    hint = f"did you mean {near[0]!r}?" if near else f"{' or '.join(what)} {own}, and the settings are in run --help."
-    raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
-
-
-def _prepare(experiments: list[Experiment]) -> list["Prepared"]:
-    """Load the data and build the networks of all experiments, so that what is wrong is found before the first run."""
-    from fedtailor.studies.runner import PreparedRuns
-
-    runs = PreparedRuns()
-    return [runs.prepare(experiment) for experiment in experiments]
 
 
 def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
@@ -373,33 +342,6 @@ def _rounds_table(result: "RunResult") -> Any:
     return table_of("Rounds", columns, rows, left=())
 
 
-def _clients_table(result: "RunResult", directory: Path) -> Any:
-    """A table of the clients, the worst first: all, or the worst of many."""
-    from collections import Counter
-
-    metric, metrics = result.metric, _shown_metrics(result)
-    of = {client: metric.of(measured) for client, measured in result.per_client.items()}
-    ranked = sorted(of, key=lambda client: (of[client] is None, metric.gain(of[client] or 0.0, 0.0)))
-    shown = ranked if len(ranked) <= CLIENTS else ranked[: CLIENTS - 10]
-    note = "" if shown == ranked else f"All clients: fedtailor show {directory} --json"
-    table = plain_table(f"Clients, the worst {len(shown)} of {len(ranked)} first", caption=Text(visible(note)))
-    called = Counter(client for record in result.rounds for client in record.participants)
-    columns = ["client", *(each.title for each in metrics), "train", "test", "rounds", "failed"]
-    for name in columns if result.failures else columns[:-1]:
-        words = name.split()  # below each other: at 80 columns no word of a header is cut
-        table.add_column("\n".join(words), justify="right", min_width=max(map(len, words)))
-    for client in shown:
-        table.add_row(
-            visible(result.names[client] + (" (hostile)" if client in result.hostile else "")),
-            *(each.text(each.of(result.per_client[client])) for each in metrics),
-            f"{result.partition['n_train'][client]:,}",
-            f"{result.per_client[client].n_samples:,}",
-            str(called[client]),
-            *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
-        )
-    return table
-
-
 def continue_with(directory: Path) -> str:
     """Name the command that goes on with a run: where its clients are real sites, the coordinator's."""
     from fedtailor.data.agreement import FILE
@@ -417,14 +359,3 @@ def check_run(directory: Path) -> None:
             f"{directory} has runs inside: show one of them, like {inside[0]}, or make a page of all with `fedtailor "
             f"report {directory}`."
         )
-
-
-def _shown_metrics(result: "RunResult") -> list["Metric"]:
-    """List the metrics that some client has, the one that decides first; the log loss alone where it is the loss."""
-    from fedtailor.training.metrics import LOSS, METRICS
-
-    measured = result.per_client.values()
-    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in measured)]
-    if all(METRICS["log_loss"].of(metrics) == LOSS.of(metrics) for metrics in measured):
-        some.remove(LOSS)
-    return list(dict.fromkeys([result.metric, *some]))

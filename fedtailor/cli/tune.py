@@ -7,7 +7,7 @@ import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.compare import asked, numbers
-from fedtailor.cli.completion import methods_and_files, setting_names
+from fedtailor.cli.completion import setting_names
 from fedtailor.cli.display import (
     Bars,
     RoundProgress,
@@ -22,7 +22,14 @@ from fedtailor.cli.display import (
     setup_lines,
     working,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
+from fedtailor.cli.options import (
+    RUN_GROUPS,
+    Assignments,
+    ComparisonWords,
+    experiment_options,
+    out_directory,
+    parse_assignments,
+)
 from fedtailor.cli.verbosity import JsonOfMany
 
 if TYPE_CHECKING:
@@ -36,12 +43,7 @@ OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning"}
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def tune(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD|FILE.toml", help="methods, or one file with a comparison", autocompletion=methods_and_files
-        ),
-    ],
+    what: ComparisonWords,
     settings: dict[str, Any],
     trials: Annotated[int | None, typer.Option(metavar="N", help=r"trials of each method \[20]", **OF_TUNING)] = None,
     seconds: Annotated[
@@ -64,12 +66,7 @@ def tune(
         str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts", **OF_TUNING)
     ] = "0",
     assignments: Assignments = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help=r"the tuning's directory \[tunings/DATA-1, -2, …]", rich_help_panel="Output"
-        ),
-    ] = None,
+    to: Annotated[Path | None, out_directory(r"the tuning's directory \[tunings/DATA-1, -2, …]")] = None,
     json: JsonOfMany = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for all.
