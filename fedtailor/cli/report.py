@@ -48,30 +48,25 @@ def report(
             raise FedtailorError(f"{directory} is a file: give --{option} the name of a directory.")
     chosen = read_columns(columns)
     from fedtailor.reporting.found_runs import read_runs
-    from fedtailor.reporting.page import html, prepare
+    from fedtailor.reporting.page import prepare, write_page
     from fedtailor.reporting.tables import write_readable
 
     if figures is not None:
         from fedtailor.reporting.paper import check_matplotlib
 
         check_matplotlib()
-    from fedtailor._common.files import write_atomically
-
     try:
         with working("reading runs"):
             prepared = prepare(read_runs(directories), chosen)
         for note in prepared.notes:
             complain("Warning:", note)
         with working("drawing"):
-            page = html(prepared).encode()
-        to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(to, page)
+            size = write_page(prepared, to)
         shown = f"{len(prepared.runs.results)} run{'s' if len(prepared.runs.results) > 1 else ''}"
-        say(f"{shown} in {to} ({human_bytes(len(page))})")
+        say(f"{shown} in {to} ({human_bytes(size)})")
         if figures is not None:
             _save(prepared.figures, figures)
         if tables is not None:
-            tables.mkdir(parents=True, exist_ok=True)
             names = ", ".join(path.name for path in write_readable(prepared.summary, tables, chosen))
             say(f"{names} in {tables}")
     except KeyboardInterrupt:

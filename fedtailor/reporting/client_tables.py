@@ -32,14 +32,27 @@ def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
     parts: list[RenderableType] = ["", Text(title, style="table.title")]
     left = list(range(len(table.titles)))
     while left:
-        shown = next(n for n in range(len(left), 0, -1) if n == 1 or _width(_rich(table, rows, left[:n])) <= width)
+        shown = next(
+            n for n in range(len(left), 0, -1) if n == 1 or needed_width(_rich(table, rows, left[:n])) <= width
+        )
         parts.append(_rich(table, rows, left[:shown]))
         left = left[shown:]
     return Group(*parts, Text(visible(table.caption + note), style="dim"))
 
 
-def _width(table: Table) -> int:
+def needed_width(table: Table) -> int:
+    """The columns of a page that a table needs: its title and caption are wrapped."""
     return SafeConsole(width=10_000, file=io.StringIO()).measure(table).maximum
+
+
+def as_text(table: RenderableType, width: int) -> str:
+    """A table without colours, for a file."""
+    console = SafeConsole(
+        width=width, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False
+    )
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
 def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int]) -> Table:
