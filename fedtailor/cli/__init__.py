@@ -50,10 +50,7 @@ BY_PURPOSE = {
         "adapt": ("model_files", "Give clients that never took part a model, and fine-tune it on their own data."),
     },
     "Papers": {
-        "presets": (
-            "reproduce",
-            "List the papers' tables and figures that can be reproduced; with a NAME, show one.",
-        ),
+        "presets": ("reproduce", "List the papers' tables and figures that can be reproduced; with a NAME, show one."),
         "reproduce": ("reproduce", "Reproduce a table or figure of a paper: our numbers beside theirs."),
     },
     "Catalogues": {
@@ -65,9 +62,7 @@ BY_PURPOSE = {
             "List the settings that come with fedtailor: tuned once for each method, on several data.",
         ),
     },
-    "This machine": {
-        "doctor": ("doctor", "Look at this installation and this machine: what a bug report needs."),
-    },
+    "This machine": {"doctor": ("doctor", "Look at this installation and this machine: what a bug report needs.")},
 }
 COMMANDS = {name: about for commands in BY_PURPOSE.values() for name, about in commands.items()}
 # Groups of commands for federations of real sites: the coordinator's, and a site's.
@@ -94,7 +89,7 @@ GROUPS = {
 }
 REAL_SITES = "Real sites"  # the title of both in `--help`
 AT_WORK = {
-    *("run", "resume", "report", "compare", "tune", "advise", "leak", "export", "adapt", "reproduce"),
+    *("run", "resume", "report", "compare", "tune", "advise", "leak", "export", "adapt", "reproduce")
 }  # commands that take their time: they have --quiet and --verbose
 STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
@@ -187,9 +182,9 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    from fedtailor.cli.display import err, marked
+    from fedtailor.cli.display import complain
 
-    err.print(marked("Error:", "bold red", sentence), soft_wrap=True, highlight=False)
+    complain("Error:", sentence, "bold red")
     sys.exit(2)
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.cli.completion import completer_of, methods
-from fedtailor.cli.display import data_lines, err, json_text, marked, out, plain_table, progress_bars
+from fedtailor.cli.display import data_lines, interrupted, marked, out, print_json, progress_bars, say, table_of
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.run import INTERRUPTED
-from fedtailor.cli.verbosity import loudness
+from fedtailor.cli.verbosity import JsonOfMany, loudness
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
@@ -44,10 +43,9 @@ def advise(
             rich_help_panel="Race",
             autocompletion=completer_of("evaluate_metric"),
             help=r"the metric that decides, as in run \[accuracy; rmse for numbers, f1 for several labels]",
-            show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
+    json: JsonOfMany = False,
 ) -> None:
     """Recommend a method for these clients, or none, after a short race between several.
 
@@ -72,33 +70,27 @@ def advise(
 
         def describe(data: "FederatedData") -> None:
             for line in [] if json or loudness.quiet else data_lines([data]):
-                bars.console.print(line, highlight=False, soft_wrap=True)
+                say(line)
 
         try:
             advice = ask(experiment, budget, tuple(method) if method else SHORTLIST, report, on_data=describe)
         except KeyboardInterrupt:
-            err.print("Interrupted.")
-            raise typer.Exit(INTERRUPTED) from None
+            interrupted()
         bars.update(task, visible=False)
     if json:
-        typer.echo(json_text(_plain(advice, settings, race)))
+        print_json(_plain(advice, settings, race))
         return
     _print(advice, settings, race)
 
 
 def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> None:
     for sentence in str(advice).splitlines():
-        out.print(sentence, highlight=False)
-    table = plain_table("The race, on validation samples")
-    table.add_column("method", style="bold")
+        out.print(sentence)
     metric = advice.metric
-    for name in ("rounds", metric.title, "s a round"):
-        table.add_column(name, justify="right")
-    for candidate in advice.candidates:
-        table.add_row(candidate.title, str(candidate.rounds), metric.text(candidate.mean), f"{candidate.seconds:.2f}")
-    out.print(table)
+    rows = [(c.title, str(c.rounds), metric.text(c.mean), f"{c.seconds:.2f}") for c in advice.candidates]
+    out.print(table_of("The race, on validation samples", ("method", "rounds", metric.title, "s a round"), rows))
     if (following := command(advice, settings, race)) is not None:
-        out.print(marked("Next:", "bold", following), highlight=False, soft_wrap=True)
+        say(marked("Next:", "bold", following))
 
 
 def command(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> str | None:

@@ -8,27 +8,22 @@ import typer
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import completer_of
 from fedtailor.cli.completion import methods as method_names
-from fedtailor.cli.display import definition_table, json_text, network_lines, out, plain_table, print_setup, visible
+from fedtailor.cli.display import definition_table, network_lines, out, plain_table, print_json, print_setup, visible
 from fedtailor.cli.options import experiment_options
+from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData
 
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
 SHADES = " ░▒▓█"  # no sample of a class, up to the client's most frequent one
 FOUR_COLUMNS = 100  # columns of a page on which the table of methods has a column for what leaves a client
 MOST_SHADES = 50  # shades in a row: neighbouring classes share one where there are more
 
 
-def _print_json(value: Any) -> None:
-    typer.echo(json_text(value))
-
-
 def methods(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="only these", show_default=False, autocompletion=method_names),
+        list[str] | None, typer.Argument(metavar="NAME", help="only these", autocompletion=method_names)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +56,7 @@ def methods(
         for name, method in found.items()
     ]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
     cells: list[tuple[str, ...]] = [_method_cells(row) for row in rows]
     columns: tuple[str, ...] = ("name", "what it does", "parameters (--set name=value)", "what leaves a client")
@@ -69,8 +64,8 @@ def methods(
         cells = [(name, what + "\n→ " + leaves.replace("\n", "\n→ "), own) for name, what, own, leaves in cells]
         columns = ("name", "what it does\n→ what leaves a client", columns[2])
     out.print(definition_table("Methods", columns, cells))
-    out.print("Of a mean, the server sees nothing but the mean: no client's own upload.", highlight=False)
-    out.print("Your own: a subclass of fedtailor.Method, named as module:Class.", highlight=False)
+    out.print("Of a mean, the server sees nothing but the mean: no client's own upload.")
+    out.print("Your own: a subclass of fedtailor.Method, named as module:Class.")
     if names:
         _show_tuned(rows)
 
@@ -112,11 +107,11 @@ def settings(json: Json = False) -> None:
         for found in map(shipped, names())
     ]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
     cells = [(str(row["name"]), str(row["data"]), str(len(row["methods"] or ())), str(row["tuned"])) for row in rows]
     out.print(definition_table("Tuned settings", ("--settings", "tuned on", "methods", "with"), cells))
-    out.print("Your own: the directory of `fedtailor tune`.", highlight=False)
+    out.print("Your own: the directory of `fedtailor tune`.")
 
 
 def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -137,12 +132,7 @@ def models(
     settings: dict[str, Any],
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="a network, to see its layers",
-            show_default=False,
-            autocompletion=completer_of("model"),
-        ),
+        typer.Argument(metavar="NAME", help="a network, to see its layers", autocompletion=completer_of("model")),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -177,13 +167,13 @@ def models(
         for info in CATALOGUE.values()
     ]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
     counts = [[f"{r['parameters'][label]:,}" if label in r["parameters"] else "–" for label in shapes] for r in rows]
     cells = [(row["name"], row["description"], *cell) for row, cell in zip(rows, counts, strict=True)]
     columns = ("name", "network", *(f"parameters, {label}, 10 classes" for label in shapes))
     out.print(definition_table("Models", columns, cells))
-    out.print("Your own: an nn.Module, named as module:Class.", highlight=False)
+    out.print("Your own: an nn.Module, named as module:Class.")
 
 
 def _show_network(experiment: Experiment, json: bool) -> None:
@@ -192,7 +182,7 @@ def _show_network(experiment: Experiment, json: bool) -> None:
 
     setup = prepare(experiment, Objects()).setup
     if json:
-        _print_json(setup.plain())
+        print_json(setup.plain())
         return
     cells = [(visible(layer.name), layer.kind, layer.part, f"{layer.numbers:,}") for layer in setup.layers]
     out.print(
@@ -207,16 +197,11 @@ def data(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME",
-            help="a data set, to see how it is partitioned",
-            show_default=False,
-            autocompletion=completer_of("data"),
+            metavar="NAME", help="a data set, to see how it is partitioned", autocompletion=completer_of("data")
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="seed of the partition")] = 0,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="of a table: the columns of this client", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="ID", help="of a table: the columns of this client")] = None,
     json: Json = False,
 ) -> None:
     """List the data sets; with a NAME, show how it is partitioned among clients.
@@ -247,7 +232,7 @@ def data(
     if client is not None and not dataset.columns:
         raise FedtailorError(f"--client shows the columns of a table: leave it out for {data!r}.")
     if json:
-        _print_json({**describe(federated), **(describe_features(dataset, federated) if dataset.columns else {})})
+        print_json({**describe(federated), **(describe_features(dataset, federated) if dataset.columns else {})})
         return
     if client is None:
         _show_partition(federated)
@@ -271,11 +256,11 @@ def _list_data(directory: str | None, json: bool) -> None:
         for info in catalogue()
     ]
     if json:
-        _print_json({"data": rows, "partitions": partitions_catalogue()})
+        print_json({"data": rows, "partitions": partitions_catalogue()})
         return
     cells = [
         (
-            row["name"],
+            str(row["name"]),
             f"{row['description']}, {row['classes']} classes",
             "bundled" if row["bundled"] else "yes" if row["found"] else "no",
         )
@@ -290,8 +275,7 @@ def _list_data(directory: str | None, json: bool) -> None:
     )
     out.print(
         "Your own: the path of an .npz (x, y, client), a .csv or .parquet, a folder of client/class/image or of x.npy, "
-        "y.npy, or LEAF's JSON.",
-        highlight=False,
+        "y.npy, or LEAF's JSON."
     )
 
 
@@ -318,9 +302,7 @@ def _show_partition(federated: "FederatedData") -> None:
         numbers = [str(count or "·") for count in row] if counted else []
         table.add_row(name, "+".join(str(size[client]) for size in sizes), shading, *numbers)
     out.print(table)
-    out.print(
-        "Samples: training + validation + test. Shading: one shade per class, darker for more samples.", highlight=False
-    )
+    out.print("Samples: training + validation + test. Shading: one shade per class, darker for more samples.")
     if shares := [right / n for right, n in majority_counts(describe(federated)) or () if n]:
         mean = f"{100 * fmean(shares):.1f} % of its test samples, mean over clients"
-        out.print(f"A client's most frequent training class is right for {mean}.", highlight=False)
+        out.print(f"A client's most frequent training class is right for {mean}.")

@@ -7,10 +7,30 @@ import typer
 from rich.progress import TaskID
 
 from fedtailor._common.errors import FedtailorError, shown
-from fedtailor.cli.completion import methods_and_files, setting_names
-from fedtailor.cli.display import Bars, RoundProgress, announce, err, marked, out, progress_bars, setup_lines, working
-from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, experiment_options, parse_assignments
-from fedtailor.cli.run import INTERRUPTED, check_assignment, word_settings
+from fedtailor.cli.completion import setting_names
+from fedtailor.cli.display import (
+    Bars,
+    RoundProgress,
+    announce,
+    complain,
+    interrupted,
+    out,
+    progress_bars,
+    say,
+    setup_lines,
+    working,
+)
+from fedtailor.cli.options import (
+    RUN_GROUPS,
+    Assignments,
+    ComparisonWords,
+    TunedFrom,
+    check_assignment,
+    experiment_options,
+    out_directory,
+    parse_assignments,
+)
+from fedtailor.cli.run import word_settings
 from fedtailor.experiment import SETTING_NAMES, Experiment, in_sections, merged, read_experiment
 
 if TYPE_CHECKING:
@@ -20,20 +40,12 @@ if TYPE_CHECKING:
 
 MOST_LINES = 16  # with which each client's results are printed too: of more they are in clients.csv alone
 FAILED = 1  # exit code: there is a table, but not all runs are in it
-OF_COMPARISON: dict[str, Any] = {"rich_help_panel": "Comparison", "show_default": False}
+OF_COMPARISON: dict[str, Any] = {"rich_help_panel": "Comparison"}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def compare(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD|FILE.toml",
-            show_default=False,
-            help="methods, or one file with a comparison",
-            autocompletion=methods_and_files,
-        ),
-    ],
+    what: ComparisonWords,
     settings: dict[str, Any],
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N,…", help=r"a run of every line for each \[0,1,2]", **OF_COMPARISON)
@@ -67,16 +79,7 @@ def compare(
         ),
     ] = None,
     tuned: TunedFrom = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help=r"the comparison's directory \[comparisons/DATA-1, -2, …]",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
+    to: Annotated[Path | None, out_directory(r"the comparison's directory \[comparisons/DATA-1, -2, …]")] = None,
 ) -> None:
     """Run methods on the same clients with several seeds, and print the table that papers print.
 
@@ -133,22 +136,21 @@ def compare(
     except KeyboardInterrupt:
         begun = work is not None and (file := work.out / "comparison.toml").is_file()
         hint = f" Continue with: fedtailor compare {file} --out {file.parent}" if begun else ""
-        err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted(f"Interrupted.{hint}")
     out.print(rich_table(summary, out.width))
     if len(summary.lines) <= MOST_LINES:
         out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
     files = "table.txt, .md, .tex, .csv, clients.csv, result.json, runs"
-    out.print(f"Recorded in {work.out}: {files}", highlight=False, soft_wrap=True)
+    say(f"Recorded in {work.out}: {files}")
     for title, reason in work.failed.items():
-        err.print(marked("Failed:", "yellow", f"{title}: {reason}"), highlight=False, soft_wrap=True)
+        complain("Failed:", f"{title}: {reason}")
     if work.failed:
         raise typer.Exit(FAILED)
 
 
 def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Comparison":
     """Choose the settings of each method with the first seed, and say what was chosen."""
-    from fedtailor.cli.tune import begin, interrupted, perform
+    from fedtailor.cli.tune import begin, perform, stop_tuning
     from fedtailor.reporting.tuning_tables import in_lines
     from fedtailor.studies.tuner import Tuner
 
@@ -159,9 +161,9 @@ def _tuned(comparison: "Comparison", trials: int | None, place: Path) -> "Compar
         with progress_bars() as bars:
             perform(work, bars)
     except KeyboardInterrupt:
-        interrupted(place)
+        stop_tuning(place)
     for method in comparison.methods:
-        out.print("\n".join(in_lines(work.tuned(method), out.width)), highlight=False, soft_wrap=True)
+        say("\n".join(in_lines(work.tuned(method), out.width)))
     return work.apply(comparison)
 
 

@@ -3,13 +3,14 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -47,9 +48,10 @@ if TYPE_CHECKING:
     from fedtailor.training.metrics import Metric
 
 __all__ = [
-    "Bars", "RoundProgress", "announce", "data_lines", "decimals", "definition_table", "epsilon_text", "err",
-    "human_bytes", "human_count", "human_time", "in_cell", "json_text", "marked", "network_lines", "out", "percent",
-    "plain_table", "print_setup", "progress_bars", "results_table", "setup_lines", "visible", "working",
+    "Bars", "RoundProgress", "announce", "complain", "data_lines", "decimals", "definition_table", "epsilon_text",
+    "human_bytes", "human_count", "human_time", "in_cell", "interrupted", "json_text", "marked", "network_lines", "out",
+    "percent", "plain_table", "print_json", "print_setup", "progress_bars", "results_table", "say", "setup_lines",
+    "table_of", "visible", "working",
 ]  # fmt: skip
 
 COLUMNS = ("± std", "worst\ndecile", "best on\nvalidation", "loss", "up", "down", "time")  # after the metric's
@@ -58,8 +60,31 @@ NARROW = 76  # characters that all columns need; on a narrower page the last one
 LINES, PAUSE, MINUTE = 10, 1.0, 60.0  # of progress: lines a task, and seconds at least and at most between them
 PIPE_WIDTH = 120  # columns where the output is no terminal, and COLUMNS does not say
 
-out = SafeConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
-err = SafeConsole(stderr=True)
+INTERRUPTED = 130  # exit code: as shells have it after Ctrl-C
+
+out = SafeConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH, highlight=False)
+err = SafeConsole(stderr=True, highlight=False)
+
+
+def say(text: str | Text, style: str = "") -> None:
+    """Print a text without breaking its lines: a path in it can be copied."""
+    out.print(text, style=style or None, soft_wrap=True)
+
+
+def complain(label: str, text: object, style: str = "yellow") -> None:
+    """Print a labelled sentence, such as a warning, on stderr."""
+    err.print(marked(label, style, text), soft_wrap=True)
+
+
+def interrupted(sentence: str = "Interrupted.") -> NoReturn:
+    """End a command after Ctrl-C, and say how to go on."""
+    err.print(sentence, soft_wrap=True)
+    raise typer.Exit(INTERRUPTED) from None
+
+
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print a value for programs."""
+    typer.echo(json_text(value, indent))
 
 
 def marked(label: str, style: str, text: object) -> Text:
@@ -130,7 +155,7 @@ class Bars(Progress):
     def say(self, text: str) -> None:
         """Write a line beside the bars or among the lines."""
         if not loudness.quiet:
-            (out if out.is_terminal else err).print(visible(text), highlight=False, soft_wrap=True)
+            (out if out.is_terminal else err).print(visible(text), soft_wrap=True)
 
     def _tell(self, task_id: TaskID, ended: bool = False) -> None:
         """Write the line of a task, if one is due."""
@@ -329,7 +354,7 @@ def data_lines(data: Sequence["FederatedData"]) -> list[str]:
 def print_setup(lines: Iterable[str]) -> None:
     """Print these lines: wrapped between words at a terminal, and whole elsewhere."""
     for line in lines:
-        out.print(line, highlight=False, soft_wrap=not out.is_terminal)
+        out.print(line, soft_wrap=not out.is_terminal)
 
 
 def announce(lines: Iterable[str]) -> None:
@@ -338,11 +363,28 @@ def announce(lines: Iterable[str]) -> None:
         print_setup(lines)
 
 
-def definition_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table of names in the first column, and text that may be wrapped in the others."""
-    table = plain_table(title)
-    for number, column in enumerate(columns):
-        table.add_column(column, style="bold" if number == 0 else "", no_wrap=number == 0)
+def table_of(
+    title: str | None,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    left: Collection[str] | None = None,
+    caption: str | None = None,
+) -> Table:
+    """A table of these columns and rows. Columns in `left` hold words and are aligned to the left; by default it is the
+    first. If the first is one of them, it is bold."""
+    table = plain_table(title or "", caption=caption and Text(visible(caption)))
+    table.title = table.title if title else None
+    words = columns[:1] if left is None else left
+    for number, name in enumerate(columns):
+        is_left = name in words
+        table.add_column(name, justify="left" if is_left else "right", style="bold" if is_left and number == 0 else "")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*row)
+    return table
+
+
+def definition_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of names in the first column, and text that may be wrapped in the others."""
+    table = table_of(title, columns, rows, left=columns)
+    table.columns[0].no_wrap = True
     return table

@@ -1,12 +1,13 @@
 """`fedtailor doctor`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import human_bytes, json_text, marked, out, visible, working
+from fedtailor.cli.display import human_bytes, marked, out, print_json, visible, working
+from fedtailor.cli.verbosity import Json
 
 if TYPE_CHECKING:
     from fedtailor.cli.diagnosis import Facts
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 BROKEN = 1  # exit code: fedtailor cannot be used as it is
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+def doctor(json: Json = False) -> None:
     """Look at this installation and this machine: what a bug report needs.
 
     Versions, cores, memory, devices, extras, data sets, where can be written, and a second of benchmark. What is wrong
@@ -34,14 +35,14 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="for programs")] = 
     with working("looking"):
         facts, problems = examine()
     if json:
-        typer.echo(json_text(facts))
+        print_json(facts)
     else:
         _show(facts)
         for problem in problems:
             label = ("Broken:", "bold red") if problem.serious else ("Problem:", "yellow")
-            out.print(marked(*label, problem.text), highlight=False, soft_wrap=not out.is_terminal)
+            out.print(marked(*label, problem.text), soft_wrap=not out.is_terminal)
         if not problems:
-            out.print("No problems were found.", style="green", highlight=False)
+            out.print("No problems were found.", style="green")
     if any(problem.serious for problem in problems):
         raise typer.Exit(BROKEN)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtailor._common.errors import unknown
-from fedtailor.cli.display import data_lines, out, plain_table, visible
+from fedtailor.cli.display import data_lines, out, plain_table, say, table_of, visible
 
 if TYPE_CHECKING:
     from fedtailor.data import Dataset, FederatedData
@@ -32,18 +32,12 @@ def show_features(dataset: "Dataset", federated: "FederatedData", client: str | 
     if client is not None:
         _show_client(federated, client)
         return
-    table = plain_table(f"Columns of {dataset.name}: {len(dataset):,} samples")
-    table.add_column("column", style="bold")
-    for name in ("type", "values"):
-        table.add_column(name)
-    table.add_column("missing", justify="right")
-    for column in _columns(dataset):
-        table.add_row(visible(column["name"]), column["kind"], _values(column), str(column["missing"] or "·"))
-    for name in dataset.ignored:
-        table.add_row(visible(name), "ignored", "", "")
-    out.print(table)
+    rows = [(visible(c["name"]), c["kind"], _values(c), str(c["missing"] or "·")) for c in _columns(dataset)]
+    rows += [(visible(name), "ignored", "", "") for name in dataset.ignored]
+    title, head = f"Columns of {dataset.name}: {len(dataset):,} samples", ("column", "type", "values", "missing")
+    out.print(table_of(title, head, rows, left=head[:3]))
     for line in data_lines([federated])[1:]:
-        out.print(line, highlight=False, soft_wrap=True)
+        say(line)
     _show_clients(federated)
 
 
@@ -82,7 +76,7 @@ def _show_clients(federated: "FederatedData") -> None:
     out.print(table)
     more = len(of_all) > room or federated.n_clients > MOST_CLIENTS
     rest = " --client NAME shows all columns of one client." if more else ""
-    out.print(f"Mean of a number, or how many values a category has; missing cells in brackets.{rest}", highlight=False)
+    out.print(f"Mean of a number, or how many values a category has; missing cells in brackets.{rest}")
 
 
 def _brief(facts: "ColumnFacts") -> str:
@@ -94,15 +88,10 @@ def _brief(facts: "ColumnFacts") -> str:
 def _show_client(federated: "FederatedData", client: str) -> None:
     if client not in federated.names:
         raise unknown("client", client, federated.names)
-    facts = federated.facts[federated.names.index(client)]
-    table = plain_table(f"Training samples of {client}")
-    for name in ("column", "type", "mean ± std, or values", "missing"):
-        table.add_column(
-            name, justify="right" if name == "missing" else "left", style="bold" if name == "column" else ""
-        )
-    for one in facts:
+    rows, head = [], ("column", "type", "mean ± std, or values", "missing")
+    for one in federated.facts[federated.names.index(client)]:
         deviation = (one.squares / max(one.count, 1)) ** 0.5
         number = f"{one.mean:.6g} ± {deviation:.4g}" if one.count else "–"
         values = number if one.kind == "number" else ", ".join(map(visible, one.values))
-        table.add_row(visible(one.name), one.kind, values, str(one.missing or "·"))
-    out.print(table)
+        rows.append((visible(one.name), one.kind, values, str(one.missing or "·")))
+    out.print(table_of(f"Training samples of {client}", head, rows, left=head[:3]))

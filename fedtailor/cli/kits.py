@@ -11,11 +11,11 @@ from fedtailor.cli.display import visible
 if TYPE_CHECKING:
     from fedtailor.sites.plan import Plan
 
-Site = Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file", show_default=False)]
+Site = Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file")]
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="a new directory for the kits")] = Path("kits"),
     central: Annotated[
         bool, typer.Option("--central", help="make all private keys here, those of the sites too: for trials")
@@ -49,11 +49,10 @@ def plan(
 
 
 def approve(
-    kits: Annotated[Path, typer.Argument(metavar="KITS", help="the directory of deploy plan", show_default=False)],
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="what a site sent", show_default=False)],
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="the directory of deploy plan")],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="what a site sent")],
     fingerprint: Annotated[
-        str | None,
-        typer.Option(metavar="SHA256:…", help="the request's, as the site told it by telephone", show_default=False),
+        str | None, typer.Option(metavar="SHA256:…", help="the request's, as the site told it by telephone")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="the site lost its key, or renews its certificate")] = False,
 ) -> None:
@@ -84,10 +83,8 @@ def request(site: Site) -> None:
 
 def install(
     site: Site,
-    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="what the coordinator sent", show_default=False)],
-    fingerprint: Annotated[
-        str, typer.Option(metavar="SHA256:…", help="as the coordinator told it by telephone", show_default=False)
-    ],
+    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="what the coordinator sent")],
+    fingerprint: Annotated[str, typer.Option(metavar="SHA256:…", help="as the coordinator told it by telephone")],
 ) -> None:
     """Make the site's kit from the coordinator's answer.
 
@@ -100,9 +97,7 @@ def install(
 
 
 def doctor(
-    kit: Annotated[
-        Path, typer.Argument(metavar="KIT", help="a kit, a site's file, or a site's directory", show_default=False)
-    ],
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="a kit, a site's file, or a site's directory")],
 ) -> None:
     """Check a kit, or a running site, for unsafe settings and old certificates.
 
@@ -121,7 +116,7 @@ def doctor(
 
 
 def _say(text: str) -> None:
-    screen.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+    screen.print(visible(text), soft_wrap=True)
 
 
 def _counted(number: int, what: str) -> str:

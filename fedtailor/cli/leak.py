@@ -9,9 +9,9 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.compare import asked
 from fedtailor.cli.completion import from_names
 from fedtailor.cli.completion import methods as known_methods
-from fedtailor.cli.display import err, json_text, out, plain_table, progress_bars, working
-from fedtailor.cli.options import Assignments, experiment_options, parse_assignments
-from fedtailor.cli.run import INTERRUPTED
+from fedtailor.cli.display import interrupted, out, print_json, progress_bars, say, table_of, working
+from fedtailor.cli.options import Assignments, experiment_options, out_directory, parse_assignments
+from fedtailor.cli.verbosity import JsonOfMany
 from fedtailor.experiment import make_experiment
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @experiment_options("Data", "Model", "Training", "Privacy and attacks")
 def leak(
     methods: Annotated[
-        list[str],
-        typer.Argument(metavar="METHOD", show_default=False, help="methods to attack", autocompletion=known_methods),
+        list[str], typer.Argument(metavar="METHOD", help="methods to attack", autocompletion=known_methods)
     ],
     settings: dict[str, Any],
     inversion: Annotated[
@@ -48,12 +47,7 @@ def leak(
     ] = 1,
     iterations: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Attack",
-            help=r"of the attack's optimiser \[300; 1000 for cosine]",
-            show_default=False,
-        ),
+        typer.Option(metavar="N", rich_help_panel="Attack", help=r"of the attack's optimiser \[300; 1000 for cosine]"),
     ] = None,
     restarts: Annotated[
         int,
@@ -72,17 +66,8 @@ def leak(
         ),
     ] = 10,
     assignments: Assignments = None,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="for a record (JSON, Markdown) and a picture",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
+    json: JsonOfMany = False,
+    to: Annotated[Path | None, out_directory("for a record (JSON, Markdown) and a picture")] = None,
 ) -> None:
     """Reconstruct clients' samples from what methods really upload, as a curious server could.
 
@@ -115,15 +100,14 @@ def leak(
     except KeyboardInterrupt:
         if found is not None and found.rows and not json:
             _print(found)
-        err.print("Interrupted: nothing is recorded.")
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted("Interrupted: nothing is recorded.")
     files = [] if to is None else found.write(to)
     if json:
-        typer.echo(json_text(found.plain()))
+        print_json(found.plain())
         return
     _print(found)
     if files:
-        out.print(f"Recorded in {to}: {', '.join(file.name for file in files)}", highlight=False, soft_wrap=True)
+        say(f"Recorded in {to}: {', '.join(file.name for file in files)}")
 
 
 def _perform(study: "Study", found: "Leakage") -> None:
@@ -137,10 +121,4 @@ def _perform(study: "Study", found: "Leakage") -> None:
 
 def _print(found: "Leakage") -> None:
     head, *rows = found.cells()
-    table = plain_table(found.title, caption=found.rule)
-    for name in head:
-        words = name in ("method", "matched", "verdict")
-        table.add_column(name, justify="left" if words else "right", style="bold" if name == "method" else "")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    out.print(table_of(found.title, head, rows, left=("method", "matched", "verdict"), caption=found.rule))

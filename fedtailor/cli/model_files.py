@@ -1,6 +1,7 @@
 """`fedtailor export`, `predict` and `adapt`: from a run to models at work."""
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,9 +9,20 @@ import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import completer_of, from_names, runs
-from fedtailor.cli.display import decimals, err, json_text, marked, out, percent, plain_table, progress_bars, visible
+from fedtailor.cli.display import (
+    complain,
+    decimals,
+    interrupted,
+    out,
+    percent,
+    print_json,
+    progress_bars,
+    say,
+    table_of,
+    visible,
+)
 from fedtailor.cli.options import TABLE, experiment_options
-from fedtailor.cli.run import INTERRUPTED, continue_with
+from fedtailor.cli.run import continue_with
 
 if TYPE_CHECKING:
     from fedtailor.model_files.adaptation import Adaptation
@@ -21,22 +33,18 @@ if TYPE_CHECKING:
 SHOWN = 10  # predictions on the page; a file has them all
 CLIENTS = 30  # new clients on the page
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)]
-To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", autocompletion=runs)]
+To = Annotated[Path, typer.Option("--to", metavar="DIR", help="where the model files go")]
 Onnx = Annotated[bool, typer.Option("--onnx", help="as ONNX too (needs the extra fedtailor\\[onnx])")]
 Trust = Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="write over files that are there already")]
-DataDir = Annotated[
-    str | None, typer.Option(help=r"where data sets lie now \[as in the run]", metavar="DIR", show_default=False)
-]
+DataDir = Annotated[str | None, typer.Option(help=r"where data sets lie now \[as in the run]", metavar="DIR")]
 
 
 def export(
     run: Run,
     to: To,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="one client's model, by its name or number", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="ID", help="one client's model, by its name or number")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="every training client's model (the default)")] = False,
     global_model: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
     onnx: Onnx = False,
@@ -76,8 +84,7 @@ def export(
             )
         except KeyboardInterrupt:
             bars.stop()
-            err.print(f"Interrupted: {len(written)} of {total} models are in {to}.", soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from None
+            interrupted(f"Interrupted: {len(written)} of {total} models are in {to}.")
     about = written[0][1]
     _note_unfinished(run, about.round, about.rounds)
     if len(written) == 1:
@@ -85,19 +92,14 @@ def export(
         return
     values = [about.value for _, about in written if about.value is not None]
     mean = f", mean {about.metric.shown(sum(values) / len(values))}" if values and about.metric else ""
-    out.print(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.", highlight=False, soft_wrap=True)
-    out.print("The .json beside each says how to load it.", highlight=False)
+    say(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.")
+    out.print("The .json beside each says how to load it.")
 
 
 def _note_unfinished(run: Path, finished: int, rounds: int) -> None:
     if finished < rounds:
-        out.print(
-            f"Note: the run is not finished: this is round {finished} of {rounds}, its last checkpoint. "
-            f"Continue with: {continue_with(run)}",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
-        )
+        unfinished = f"the run is not finished: this is round {finished} of {rounds}, its last checkpoint"
+        say(f"Note: {unfinished}. Continue with: {continue_with(run)}", "yellow")
 
 
 def _show_model(files: list[Path], about: "Description") -> None:
@@ -105,62 +107,48 @@ def _show_model(files: list[Path], about: "Description") -> None:
     metric = "" if about.loss is None else f"loss {about.loss} "
     if about.value is not None and about.metric:
         metric = f"{about.metric.shown(about.value)} "
-    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric}{about.measured}."), highlight=False)
-    out.print("Written to " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
-    out.print("\nLoad it with:", highlight=False)
+    out.print(visible(f"{whose}: {about.method}, round {about.round}; {metric}{about.measured}."))
+    say("Written to " + ", ".join(map(str, files)))
+    out.print("\nLoad it with:")
     for line in about.load:
-        out.print("  " + line.replace(files[0].name, str(files[0])), highlight=False, soft_wrap=True)
+        say("  " + line.replace(files[0].name, str(files[0])))
 
 
 @experiment_options(TABLE)
 def predict(
     settings: dict[str, Any],
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)", show_default=False)],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model file (.safetensors)")],
     data: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|PATH",
             help="a data set, or an npz, CSV or folder of yours",
-            show_default=False,
             autocompletion=completer_of("data"),
         ),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="in place of --data: the samples of a run's clients",
-            show_default=False,
-            autocompletion=runs,
-        ),
+        typer.Option(metavar="DIR", help="in place of --data: the samples of a run's clients", autocompletion=runs),
     ] = None,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="only the samples of this client", show_default=False)
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="ID", help="only the samples of this client")] = None,
     part: Annotated[
         str | None,
         typer.Option(
             metavar="train|validation|test",
             help="only this part of the samples",
-            show_default=False,
             autocompletion=from_names(("train", "validation", "test")),
         ),
     ] = None,
     data_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
+        str | None, typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]")
     ] = None,
     image_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="resize the images of a folder to this square", show_default=False),
+        int | None, typer.Option(min=1, metavar="N", help="resize the images of a folder to this square")
     ] = None,
     network: Annotated[
-        str | None,
-        typer.Option("--model", metavar="module:Class", help="the network, if it is of your own", show_default=False),
+        str | None, typer.Option("--model", metavar="module:Class", help="the network, if it is of your own")
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.csv", help="write all predictions here", show_default=False)
-    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="write all predictions here")] = None,
     overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="all predictions, for programs")] = False,
 ) -> None:
@@ -188,7 +176,7 @@ def predict(
     else:
         samples = reader.of_data(reader.load(str(data), data_dir, image_size, **settings), client, part)
     for note in samples.notes:
-        err.print(marked("Note:", "yellow", note), soft_wrap=True)
+        complain("Note:", note)
     predictions = reader.predict(samples.inputs, samples.labels)
     if to is not None:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +186,7 @@ def predict(
     else:
         _show_predictions(predictions, str(data or run))
         if to is not None:
-            out.print(f"All predictions are in {to}", highlight=False, soft_wrap=True)
+            say(f"All predictions are in {to}")
 
 
 def _print_json(model: Path, predictions: "Predictions") -> None:
@@ -206,32 +194,27 @@ def _print_json(model: Path, predictions: "Predictions") -> None:
 
     rows = list(predictions.rows())
     answer = {"model": str(model), "samples": len(rows), "accuracy": predictions.accuracy, "predictions": rows}
-    typer.echo(json_text(plain(answer), indent=None))
+    print_json(plain(answer), indent=None)
 
 
 def _show_predictions(predictions: "Predictions", source: str) -> None:
     """Print the first predictions, how often each class was predicted, and the accuracy where there are labels."""
     count = len(predictions.outputs)
-    table = plain_table(f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else ""))
+    title = f"{source}: {count:,} samples" + (f", the first {SHOWN}" if count > SHOWN else "")
     columns = [name for name in next(predictions.rows()) if not name.startswith(("p(", "has("))]
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row, _ in zip(predictions.rows(), range(SHOWN), strict=False):
-        values = [row[name] for name in columns]
-        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else visible(value) for value in values))
-    out.print(table)
+    first = [[row[name] for name in columns] for row in islice(predictions.rows(), SHOWN)]
+    rows = [[f"{value:.4f}" if isinstance(value, float) else visible(value) for value in values] for values in first]
+    out.print(table_of(title, columns, rows, left=()))
     if predictions.classes:
         often = ", ".join(f"{name} ({times})" for name, times in Counter(predictions.predicted).most_common(SHOWN))
-        out.print(f"Predicted: {visible(often)}", highlight=False)
+        out.print(f"Predicted: {visible(often)}")
     if predictions.accuracy is not None:
         what = "Exact match" if predictions.multi_label else "Accuracy"
-        out.print(f"{what}: {percent(predictions.accuracy)} % of {count:,} samples", highlight=False)
+        out.print(f"{what}: {percent(predictions.accuracy)} % of {count:,} samples")
         if not predictions.multi_label and (strange := sorted(set(predictions.labels) - set(predictions.classes))):
             labels = visible(", ".join(strange[:SHOWN]))
             out.print(
-                f"Note: the model does not know the labels {labels}: these samples count as wrong.",
-                style="yellow",
-                highlight=False,
+                f"Note: the model does not know the labels {labels}: these samples count as wrong.", style="yellow"
             )
 
 
@@ -243,20 +226,13 @@ def adapt(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|PATH",
-            help=r"data of new clients \[those that the run held out]",
-            rich_help_panel="New data",
-            show_default=False,
+            metavar="NAME|PATH", help=r"data of new clients \[those that the run held out]", rich_help_panel="New data"
         ),
     ] = None,
     clients: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="N",
-            help=r"their number \[those that the data names, else 1]",
-            rich_help_panel="New data",
-            show_default=False,
+            min=1, metavar="N", help=r"their number \[those that the data names, else 1]", rich_help_panel="New data"
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, metavar="K", help="epochs of fine-tuning")] = 5,
@@ -264,7 +240,7 @@ def adapt(
     overwrite: Overwrite = False,
     engine: Annotated[str, typer.Option(help="where clients run", metavar="auto|in-process|processes|ray")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]", show_default=False)
+        int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]")
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -309,34 +285,29 @@ def adapt(
             )
         except KeyboardInterrupt:
             bars.stop()
-            err.print("Interrupted: nothing was written.")
-            raise typer.Exit(INTERRUPTED) from None
+            interrupted("Interrupted: nothing was written.")
     _note_unfinished(run, result.simulation.finished, result.experiment.rounds)
     _show_curves(outcome)
-    out.print(
-        f"In {to}: {_counted(len(outcome.models), 'model')}, adapt.json, adapt.csv", highlight=False, soft_wrap=True
-    )
+    say(f"In {to}: {_counted(len(outcome.models), 'model')}, adapt.json, adapt.csv")
 
 
 def _show_curves(outcome: "Adaptation") -> None:
     """Print both curves, a line an epoch: of the metric that decides, or of the loss where it is not defined."""
     first, metric = outcome.adapted[0], outcome.metric
     defined, spread = metric.of(first) is not None, first.std is not None
-    table = plain_table(_counted(len(outcome.per_client), "new client"))
-    for name in ("epochs", outcome.method, "local from scratch"):
-        table.add_column(name, justify="right")
 
     def shown(metrics: "Averages") -> str:
         if defined:
             return metric.text(metric.of(metrics)) + (f" ± {metric.text(metrics.std)}" if spread else "")
         return decimals(metrics.loss)
 
-    for epoch, (mine, local) in enumerate(zip(outcome.adapted, outcome.local, strict=True)):
-        table.add_row(str(epoch), shown(mine), shown(local))
-    out.print(table)
+    both = enumerate(zip(outcome.adapted, outcome.local, strict=True))
+    rows = [(str(epoch), shown(mine), shown(local)) for epoch, (mine, local) in both]
+    title = _counted(len(outcome.per_client), "new client")
+    out.print(table_of(title, ("epochs", outcome.method, "local from scratch"), rows, left=()))
     over = ", mean ± std over clients," if spread else ""
     what = f"Test {metric.title}{' in %' if metric.percent else ''}{over}" if defined else "Mean test loss"
-    out.print(f"{what} after so many epochs of fine-tuning on each one's own data.", highlight=False)
+    out.print(f"{what} after so many epochs of fine-tuning on each one's own data.")
     out.print(_adapted_clients(outcome))
 
 
@@ -344,14 +315,13 @@ def _adapted_clients(outcome: "Adaptation") -> Any:
     """A table of the new clients, by name: before, after the last epoch, and from scratch."""
     clients, last = list(outcome.per_client.values()), len(outcome.adapted) - 1
     note = "" if len(clients) <= CLIENTS else f"The first {CLIENTS} of {len(clients)} clients: all are in adapt.json."
-    table = plain_table("Clients", caption=note)
-    for name in ("client", "train", "test", "0 epochs", f"{last} epochs", "local from scratch"):
-        table.add_column(name, justify="right")
+    columns = ("client", "train", "test", "0 epochs", f"{last} epochs", "local from scratch")
+    rows = []
     for client in clients[:CLIENTS]:
         metrics = (client.adapted[0], client.adapted[-1], client.local[-1])
         values = [decimals(m.loss) if m.accuracy is None else percent(m.accuracy) for m in metrics]
-        table.add_row(visible(client.name), f"{client.n_train:,}", f"{client.n_test:,}", *values)
-    return table
+        rows.append((visible(client.name), f"{client.n_train:,}", f"{client.n_test:,}", *values))
+    return table_of("Clients", columns, rows, left=(), caption=note)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -2,7 +2,8 @@
 
 import inspect
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from difflib import get_close_matches
 from typing import Annotated, Any, get_args
 
 import typer
@@ -11,8 +12,18 @@ from rich.markup import escape
 
 from fedtailor._common.errors import FedtailorError, shown
 from fedtailor._common.toml import parse_toml
-from fedtailor.cli.completion import completer_of, from_names, setting_names, tuned_settings
-from fedtailor.experiment import DATA_SETTINGS, NEW_DATA_SETTINGS, TABLE_SETTINGS, Evaluation, Experiment, in_sections
+from fedtailor.cli.completion import completer_of, from_names, methods_and_files, setting_names, tuned_settings
+from fedtailor.cli.verbosity import parameter, with_parameters
+from fedtailor.experiment import (
+    DATA_SETTINGS,
+    NEW_DATA_SETTINGS,
+    SETTING_NAMES,
+    TABLE_SETTINGS,
+    Evaluation,
+    Experiment,
+    in_sections,
+    merged,
+)
 
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",
@@ -55,7 +66,6 @@ Assignments = Annotated[
         rich_help_panel="Method",
         autocompletion=setting_names,
         help="a parameter of the methods that have it, or any setting",
-        show_default=False,
     ),
 ]
 
@@ -68,9 +78,21 @@ TunedFrom = Annotated[
         autocompletion=tuned_settings,
         help="each method's settings as `tune` chose them: those that come with fedtailor (`fedtailor settings` lists "
         "them), or yours",
-        show_default=False,
     ),
 ]
+
+
+ComparisonWords = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="METHOD|FILE.toml", help="methods, or one file with a comparison", autocompletion=methods_and_files
+    ),
+]
+
+
+def out_directory(help: str) -> Any:
+    """The option --out of a command that has one directory for its record."""
+    return typer.Option("--out", metavar="DIR", help=help, rich_help_panel="Output")
 
 
 def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -84,14 +106,10 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
 
         def wrapped(**values: Any) -> None:
             used = {option.name: values.pop(option.name) for option in added}
-            settings = {name: _used(name, used) for name, _ in names}
+            settings = {name: False if used.get(f"no_{name}") else used[name] for name, _ in names}
             command(settings=in_sections({k: v for k, v in settings.items() if v is not None}), **values)
 
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *added]]
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapped
+        return with_parameters(wrapped, command, [*own, *added])
 
     return decorate
 
@@ -107,25 +125,15 @@ def _options(name: str, group: str) -> list[inspect.Parameter]:
     )
     flag = "--" + name.replace("_", "-")
     panel = TABLE if name in OF_TABLES else group
-    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": panel, "show_default": False}
+    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": panel}
     if field.annotation is bool:
         opposite = typer.Option(f"--no-{flag[2:]}", hidden=True)
-        return [_parameter(name, bool, typer.Option(flag, **shown)), _parameter(f"no_{name}", bool, opposite)]
+        both = {name: typer.Option(flag, **shown), f"no_{name}": opposite}
+        return [parameter(each, Annotated[bool | None, option]) for each, option in both.items()]
     flags = [SHORT[name], flag] if name in SHORT else [flag]
     shown |= {"metavar": VALUES.get(name) or _values(field)}
     shown |= {"autocompletion": from_names(words) if (words := choices(field)) else completer_of(name)}
-    return [_parameter(name, str, typer.Option(*flags, **shown))]
-
-
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
-def _used(name: str, used: dict[str, Any]) -> Any:
-    """The value that the options give to a setting; None if they do not."""
-    return False if used.get(f"no_{name}") else used[name]
+    return [parameter(name, Annotated[str | None, typer.Option(*flags, **shown)])]
 
 
 def _values(field: FieldInfo) -> str:
@@ -158,3 +166,25 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             value = text.strip()
         parsed[name.strip()] = value
     return parsed
+
+
+def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
+    """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
+    settings = [*SETTING_NAMES, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
+    if name in parameters or name in settings or name.startswith("parameters."):
+        return
+    near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)
+    own = f"has the parameters {', '.join(sorted(parameters))}" if parameters else "has no parameters"
+    hint = f"did you mean {near[0]!r}?" if near else f"{' or '.join(what)} {own}, and the settings are in run --help."
+    raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
+
+
+def with_assignments(
+    settings: dict[str, Any], assignments: dict[str, Any], parameters: Container[str]
+) -> dict[str, Any]:
+    """Put what --set names over settings: what is a parameter of the method, or has a section, into that section."""
+    for name, value in assignments.items():
+        section, _, inner = name.rpartition(".")
+        own = section or ("parameters" if name in parameters else "")
+        settings = merged(settings, {own: {inner: value}} if own else in_sections({name: value}))
+    return settings

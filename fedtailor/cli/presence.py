@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import read_bytes
@@ -11,13 +12,21 @@ STATUS, PRESENT = "status.json", "present"
 NAMED, LONG = 10, 100  # silent sites that are named, and characters of each text
 
 
+def read_status(run: Path) -> dict[str, Any]:
+    """Read what the coordinator wrote down: its phase, the round and the sites. {} if that cannot be read."""
+    try:
+        return dict(json.loads(read_bytes(run / STATUS))) if (run / STATUS).is_file() else {}
+    except (FedtailorError, ValueError, TypeError, RecursionError):
+        return {}
+
+
 def sites_line(run: Path) -> str:
     """Say which sites of a run are present and why others are not; "" if it has none, or its file cannot be read."""
+    status = read_status(run)
     try:
-        status = json.loads(read_bytes(run / STATUS)) if (run / STATUS).is_file() else {}
         sites = {str(name): str(state) for name, state in status["sites"].items()}
         phase = f"round {status['round']}" if status["phase"] == "round" else str(status["phase"])
-    except (FedtailorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (KeyError, AttributeError):
         return ""
     silent = [f"{_short(name)} ({_short(why)})" for name, why in sites.items() if why != PRESENT]
     more = [f"and {len(silent) - NAMED} more"] if len(silent) > NAMED else []

@@ -7,8 +7,7 @@ import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import runs_and_comparisons
-from fedtailor.cli.display import err, human_bytes, marked, out, progress_bars, working
-from fedtailor.cli.run import INTERRUPTED
+from fedtailor.cli.display import complain, human_bytes, interrupted, progress_bars, say, working
 from fedtailor.reporting.column_names import HELP, read_columns
 
 if TYPE_CHECKING:
@@ -19,22 +18,17 @@ def report(
     directories: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR",
-            help="run directories, or directories that contain some",
-            show_default=False,
-            autocompletion=runs_and_comparisons,
+            metavar="DIR", help="run directories, or directories that contain some", autocompletion=runs_and_comparisons
         ),
     ],
     to: Annotated[Path, typer.Option("--out", metavar="FILE", help="the page")] = Path("report.html"),
     figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="every figure as PNG, PDF and SVG for a paper, too")
     ] = None,
     tables: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="the table as text, Markdown and LaTeX for a paper, too", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="the table as text, Markdown and LaTeX for a paper, too")
     ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP, show_default=False)] = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP)] = None,
 ) -> None:
     """Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.
 
@@ -54,35 +48,29 @@ def report(
             raise FedtailorError(f"{directory} is a file: give --{option} the name of a directory.")
     chosen = read_columns(columns)
     from fedtailor.reporting.found_runs import read_runs
-    from fedtailor.reporting.page import html, prepare
+    from fedtailor.reporting.page import prepare, write_page
     from fedtailor.reporting.tables import write_readable
 
     if figures is not None:
         from fedtailor.reporting.paper import check_matplotlib
 
         check_matplotlib()
-    from fedtailor._common.files import write_atomically
-
     try:
         with working("reading runs"):
             prepared = prepare(read_runs(directories), chosen)
         for note in prepared.notes:
-            err.print(marked("Warning:", "yellow", note), soft_wrap=True, highlight=False)
+            complain("Warning:", note)
         with working("drawing"):
-            page = html(prepared).encode()
-        to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(to, page)
+            size = write_page(prepared, to)
         shown = f"{len(prepared.runs.results)} run{'s' if len(prepared.runs.results) > 1 else ''}"
-        out.print(f"{shown} in {to} ({human_bytes(len(page))})", highlight=False, soft_wrap=True)
+        say(f"{shown} in {to} ({human_bytes(size)})")
         if figures is not None:
             _save(prepared.figures, figures)
         if tables is not None:
-            tables.mkdir(parents=True, exist_ok=True)
             names = ", ".join(path.name for path in write_readable(prepared.summary, tables, chosen))
-            out.print(f"{names} in {tables}", highlight=False, soft_wrap=True)
+            say(f"{names} in {tables}")
     except KeyboardInterrupt:
-        err.print("Interrupted. Call the same command again.")
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted("Interrupted. Call the same command again.")
 
 
 def _save(prepared: "list[Figure]", directory: Path) -> None:
@@ -92,4 +80,4 @@ def _save(prepared: "list[Figure]", directory: Path) -> None:
         task = bars.add_task("figures", total=len(prepared) * len(FORMATS), status="", unit="file")
         for path in save(prepared, directory):
             bars.update(task, advance=1, status=path.name)
-    out.print(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}", highlight=False, soft_wrap=True)
+    say(f"{len(prepared)} figures in {directory}, each as {', '.join(FORMATS)}")

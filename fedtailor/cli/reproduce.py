@@ -11,33 +11,33 @@ from fedtailor.cli.completion import presets as preset_names
 from fedtailor.cli.display import (
     RoundProgress,
     definition_table,
-    err,
     human_count,
     human_time,
-    json_text,
+    interrupted,
     marked,
     out,
     plain_table,
+    print_json,
     progress_bars,
+    say,
+    table_of,
 )
-from fedtailor.cli.options import Assignments, parse_assignments
-from fedtailor.cli.run import INTERRUPTED, check_assignment
-from fedtailor.cli.verbosity import loudness
-from fedtailor.experiment import in_sections, merged
+from fedtailor.cli.options import Assignments, check_assignment, parse_assignments, with_assignments
+from fedtailor.cli.verbosity import Json, loudness
 
 if TYPE_CHECKING:
     from fedtailor.server.records import Plain
     from fedtailor.studies.presets import Preset
     from fedtailor.studies.reproduction import Reproduction
 
-OF_PRESETS: dict[str, Any] = {"show_default": False, "autocompletion": preset_names}
+OF_PRESETS: dict[str, Any] = {"autocompletion": preset_names}
 
 
 def presets(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="a preset, to see its settings", **OF_PRESETS)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Json = False,
 ) -> None:
     """List the papers' tables and figures that can be reproduced; with a NAME, show one."""
     from fedtailor.studies.presets import find_preset
@@ -45,13 +45,13 @@ def presets(
 
     shown = [find_preset(name)] if name else list(all_presets().values())
     if json:
-        typer.echo(json_text([_plain(preset) for preset in shown]))
+        print_json([_plain(preset) for preset in shown])
     elif name:
         _show(shown[0])
     else:
         cells = [(p.name, f"{p.title} ({len(p.rows)} methods)", _columns(p)) for p in shown]
         out.print(definition_table("Presets", ("name", "what it is", "columns: NAME-COLUMN"), cells))
-        out.print("Reproduce one with: fedtailor reproduce NAME", highlight=False)
+        out.print("Reproduce one with: fedtailor reproduce NAME")
 
 
 def _columns(preset: "Preset") -> str:
@@ -70,26 +70,22 @@ def _show(preset: "Preset") -> None:
     from fedtailor._common.toml import write_toml
     from fedtailor.studies.outcome import speedup_text
 
-    table = plain_table(f"{preset.name}: {preset.title}")
-    table.add_column("method", style="bold")
-    for column in preset.columns:
-        table.add_column(column, justify="right")
+    rows = []
     for row in preset.rows:
-        title = row.title + (" (missing)" if row.missing else "")
         printed = zip(preset.columns, row.theirs, strict=True)
         cells = [f"{text or '–'}{speedup_text(preset.paper_speedup(row, column))}" for column, text in printed]
-        table.add_row(title, *_narrow(cells, 5))
-    out.print(table)
+        rows.append([row.title + " (missing)" * row.missing, *_narrow(cells, 5)])
+    out.print(table_of(f"{preset.name}: {preset.title}", ("method", *preset.columns), rows))
     claim = f"The paper: {preset.claim}" if preset.claim else ""
     _print_notes(preset.paper, [text for text in (preset.not_in_paper, *preset.notes, claim) if text])
     out.print("\nSettings:", style="bold")
-    out.print(write_toml(preset.settings), highlight=False)
+    out.print(write_toml(preset.settings))
     for column, settings in preset.columns.items():
         if settings:
-            out.print(f"{column}: {settings}", highlight=False)
+            out.print(f"{column}: {settings}")
     for row in preset.rows:
         if row.settings:
-            out.print(f"{row.name}: {row.settings}", highlight=False)
+            out.print(f"{row.name}: {row.settings}")
 
 
 def _narrow(cells: list[str], many: int) -> list[str]:
@@ -98,16 +94,15 @@ def _narrow(cells: list[str], many: int) -> list[str]:
 
 
 def _print_notes(paper: str, notes: list[str]) -> None:
-    out.print(f"{paper}.", highlight=False)
+    out.print(f"{paper}.")
     for note in notes:
-        out.print(f"- {note}", highlight=False)
+        out.print(f"- {note}")
 
 
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a preset: see fedtailor presets", **OF_PRESETS)],
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="a shorter version, which says so in its result", show_default=False),
+        int | None, typer.Option(min=1, metavar="N", help="a shorter version, which says so in its result")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -120,13 +115,11 @@ def reproduce(
         typer.Option(
             metavar="NAME|PATH",
             help="other data in place of the preset's, or where its folder lies",
-            show_default=False,
             autocompletion=completer_of("data"),
         ),
     ] = None,
     data_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]", show_default=False),
+        str | None, typer.Option(metavar="DIR", help=r"where data sets lie \[FEDTAILOR_DATA, else ./data]")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, metavar="N", help=r"worker processes \[as many as cores]")
@@ -162,12 +155,11 @@ def reproduce(
         _compute_curves(work)
         outcome = work.outcome()
     except KeyboardInterrupt:
-        err.print(f"Interrupted. Continue with the same command: fedtailor reproduce {name} …", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted(f"Interrupted. Continue with the same command: fedtailor reproduce {name} …")
     _print_outcome(outcome)
     stem = work.write(outcome)
     drawn = "".join(f", {path.suffix}" for path in draw_outcome(outcome, stem))
-    out.print(f"Recorded in {stem}.md, .json{drawn}", highlight=False, soft_wrap=True)
+    say(f"Recorded in {stem}.md, .json{drawn}")
 
 
 def sections(preset: "Preset", assigned: dict[str, Any]) -> dict[str, Any]:
@@ -176,17 +168,11 @@ def sections(preset: "Preset", assigned: dict[str, Any]) -> dict[str, Any]:
 
     methods = sorted({row.method for row in preset.rows if not row.missing})
     known = {name for method in methods for name in method_class(method).model_fields}
-    changes: dict[str, Any] = {}
-    for name, value in assigned.items():
+    for name in assigned:
         check_assignment(name, known, methods)
         if name in ("method", "seed", "parameters"):
             raise FedtailorError(f"A preset's {name} cannot be set: choose rows by --only, and seeds by --seeds.")
-        section, _, inner = name.rpartition(".")
-        if section or name in known:
-            changes = merged(changes, {section or "parameters": {inner: value}})
-        else:
-            changes = merged(changes, in_sections({name: value}))
-    return changes
+    return with_assignments({}, assigned, known)
 
 
 def _announce(work: "Reproduction") -> dict[Path, Any]:
@@ -200,17 +186,16 @@ def _announce(work: "Reproduction") -> dict[Path, Any]:
             samples, seconds = samples + estimate.samples, seconds + estimate.seconds
             bars.advance(task)
         bars.update(task, visible=False)
-    out.print(marked(f"{preset.name}:", "bold", preset.title), highlight=False)
+    out.print(marked(f"{preset.name}:", "bold", preset.title))
     if missing := [row.name for row in preset.rows if row.missing]:
-        out.print(f"Missing, as not in the catalogue yet: {', '.join(missing)}", style="yellow", highlight=False)
+        out.print(f"Missing, as not in the catalogue yet: {', '.join(missing)}", style="yellow")
     ready = len(every) - len(todo)
     until = ", at most" if preset.target is not None else ""
     runs = f"{len(every)} run{'s' if len(every) > 1 else ''} of {work.rounds} rounds"
     before = f", {ready} of them done already" if ready else ""
     out.print(
         f"{runs}{before}. "
-        f"To be trained on{until}: {human_count(samples)} samples, about {human_time(seconds)} on this machine.",
-        highlight=False,
+        f"To be trained on{until}: {human_count(samples)} samples, about {human_time(seconds)} on this machine."
     )
     return todo
 
@@ -254,14 +239,8 @@ def _print_outcome(outcome: "Plain") -> None:
     out.print(table)
     last = last_round(outcome)
     for further in (*([last] if last else []), *further_tables(outcome)):
-        out.print(further.title, style="table.title", highlight=False)  # as a table's title it would be as narrow
-        table = plain_table("")
-        table.title = None
-        for place, name in enumerate(further.head):
-            table.add_column(name, justify="right" if place else "left", style="" if place else "bold")
-        for line in further.rows:
-            table.add_row(*line)
-        out.print(table)
+        out.print(further.title, style="table.title")  # as a table's title it would be as narrow
+        out.print(table_of(None, further.head, further.rows))
     if text := shortened(outcome):
-        out.print(text, style="yellow", highlight=False)
+        out.print(text, style="yellow")
     _print_notes(outcome["paper"], remarks(outcome))

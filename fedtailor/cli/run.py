@@ -1,11 +1,9 @@
 """`fedtailor run`, `resume` and `show`."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.text import Text
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.completion import from_names, methods_and_files, runs, runs_and_comparisons
@@ -14,40 +12,40 @@ from fedtailor.cli.display import (
     announce,
     decimals,
     epsilon_text,
-    err,
     human_bytes,
-    json_text,
+    interrupted,
     network_lines,
     out,
-    plain_table,
+    print_json,
     print_setup,
     progress_bars,
     results_table,
+    say,
     setup_lines,
-    visible,
+    table_of,
     working,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, TunedFrom, choices, experiment_options, parse_assignments
-from fedtailor.experiment import (
-    SETTING_NAMES,
-    Evaluation,
-    Experiment,
-    in_sections,
-    make_experiment,
-    merged,
-    read_experiment,
+from fedtailor.cli.options import (
+    RUN_GROUPS,
+    Assignments,
+    TunedFrom,
+    check_assignment,
+    choices,
+    experiment_options,
+    out_directory,
+    parse_assignments,
+    with_assignments,
 )
+from fedtailor.cli.verbosity import Json
+from fedtailor.experiment import SETTING_NAMES, Experiment, make_experiment, merged, read_experiment
 
 if TYPE_CHECKING:
-    from fedtailor.engines.preparation import Prepared
     from fedtailor.engines.result import RunResult
     from fedtailor.experiment.tuned import TunedSettings
-    from fedtailor.training.metrics import Metric
+    from fedtailor.studies.comparison import Progress
 
-INTERRUPTED = 130
-CLIENTS = 30  # that `show` lists at most
 ENGINES = choices(Experiment.model_fields["engine"])
-EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution", "show_default": False}
+EXECUTION: dict[str, Any] = {"rich_help_panel": "Execution"}
 
 
 @experiment_options(*RUN_GROUPS)
@@ -55,25 +53,13 @@ def run(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD|FILE.toml",
-            show_default=False,
-            help="methods, or experiment files",
-            autocompletion=methods_and_files,
+            metavar="METHOD|FILE.toml", help="methods, or experiment files", autocompletion=methods_and_files
         ),
     ],
     settings: dict[str, Any],
     assignments: Assignments = None,
     tuned: TunedFrom = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help=r"the run directory \[runs/METHOD-DATA-1, -2, …]",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
+    to: Annotated[Path | None, out_directory(r"the run directory \[runs/METHOD-DATA-1, -2, …]")] = None,
     profile: Annotated[
         bool, typer.Option("--profile", rich_help_panel="Output", help="say where the time went")
     ] = False,
@@ -95,21 +81,23 @@ def run(
 
     try:
         with working("setting up"):
+            from fedtailor.engines.runs import run_prepared
+            from fedtailor.studies.runner import PreparedRuns
+
             found = None if tuned is None else find_settings(tuned)
             experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
             paths = _directories(experiments, to)
-            prepared = _prepare(experiments)
+            ready = PreparedRuns()  # of all experiments, so that what is wrong is found before the first run
+            prepared = [ready.prepare(experiment) for experiment in experiments]
     except KeyboardInterrupt:
         _interrupted(None)
-    from fedtailor.engines.runs import run_prepared
-
     announce(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
-        for experiment, ready, path in zip(experiments, prepared, paths, strict=True):
+        for experiment, made, path in zip(experiments, prepared, paths, strict=True):
             bar = RoundProgress(bars, experiment.method, experiment.rounds)
             try:
-                results.append(run_prepared(experiment, ready, path, bar.round, bar.start))
+                results.append(run_prepared(experiment, made, path, bar.round, bar.start))
             except KeyboardInterrupt:
                 bars.stop()
                 if results:
@@ -117,20 +105,16 @@ def run(
                 _interrupted(path)
     out.print(results_table(results))
     if found is not None and found.tuned is not None:
-        out.print(tuned_in_words(found.tuned), highlight=False)
+        out.print(tuned_in_words(found.tuned))
     if profile:
         out.print(_profile_table(results))
     for path in paths:
-        out.print(f"Recorded in {path}", highlight=False, soft_wrap=True)
+        say(f"Recorded in {path}")
 
 
 def resume(
-    directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="a run directory", show_default=False, autocompletion=runs)
-    ],
-    rounds: Annotated[
-        int | None, typer.Option(metavar="N", help="go on to more rounds than were asked for", show_default=False)
-    ] = None,
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory", autocompletion=runs)],
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="go on to more rounds than were asked for")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", help="worker processes", **EXECUTION)] = None,
     engine: Annotated[
         str | None,
@@ -149,7 +133,6 @@ def resume(
         typer.Option(
             metavar="[NAME=]PATH|CLIENT",
             help="data of new clients that take part from now on, or one that the run held out; may be repeated",
-            show_default=False,
         ),
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
@@ -175,12 +158,7 @@ def resume(
         bar = RoundProgress(bars, str(directory), None)
         try:
             result = resume_run(
-                directory,
-                add_clients=add_client,
-                trust=trust,
-                on_round=bar.round,
-                on_start=bar.start,
-                **changes,
+                directory, add_clients=add_client, trust=trust, on_round=bar.round, on_start=bar.start, **changes
             )
         except KeyboardInterrupt:
             bars.stop()
@@ -190,20 +168,16 @@ def resume(
 
 def show(
     directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="a run, or a comparison", show_default=False, autocompletion=runs_and_comparisons
-        ),
+        Path, typer.Argument(metavar="DIR", help="a run, or a comparison", autocompletion=runs_and_comparisons)
     ],
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Json = False,
 ) -> None:
     """Show a run: its metrics, its rounds, its clients. Or a comparison: its tables, and what is unfinished."""
     if (directory / "comparison.toml").is_file():
-        from fedtailor.cli.show import show_comparison
-
-        show_comparison(directory, json)
+        _show_comparison(directory, json)
         return
     from fedtailor.engines.runs import load
+    from fedtailor.reporting.client_tables import rich_clients_of_run
     from fedtailor.server.records import plain_metrics
     from fedtailor.server.run_directory import RunDirectory
 
@@ -215,7 +189,7 @@ def show(
             | plain_metrics(metrics)
             for client, metrics in result.per_client.items()
         ]
-        typer.echo(json_text({**result.summary(), "per_client": clients}))
+        print_json({**result.summary(), "per_client": clients})
         return
     if setup := RunDirectory(directory).setup():
         print_setup(network_lines([setup]))
@@ -225,9 +199,42 @@ def show(
     out.print(results_table([result]))
     out.print(_rounds_table(result))
     if result.per_client:
-        out.print(_clients_table(result, directory))
+        out.print(rich_clients_of_run(result, f"fedtailor show {directory} --json"))
     if not result.finished:
-        out.print(f"Not finished. Continue with: {continue_with(directory)}", soft_wrap=True)
+        say(f"Not finished. Continue with: {continue_with(directory)}")
+
+
+def _show_comparison(directory: Path, json: bool) -> None:
+    """Show a comparison as `compare` did. Nothing that it names is run."""
+    from fedtailor.reporting.client_tables import rich_clients
+    from fedtailor.reporting.tables import rich_table
+    from fedtailor.studies.client_results import client_table
+    from fedtailor.studies.comparison import read_comparison
+
+    progress = read_comparison(directory)
+    if json:
+        print_json(_plain_comparison(progress))
+        return
+    if progress.summary is not None:
+        whole = f"`fedtailor show {directory} --json`"
+        out.print(rich_table(progress.summary, out.width))
+        out.print(rich_clients(client_table(progress.summary), out.width, whole))
+    for title, (rounds, asked) in progress.unfinished.items():
+        why = f": {progress.failed[title]}" if title in progress.failed else "."
+        say(f"Not finished: {title}, {rounds} of {asked} rounds{why}")
+    if progress.unfinished:
+        again = f"fedtailor compare {directory / 'comparison.toml'} --out {directory}"
+        say(f"Continue with: {again}")
+
+
+def _plain_comparison(progress: "Progress") -> dict[str, object]:
+    from fedtailor.server.run_directory import plain
+    from fedtailor.studies.client_results import client_table
+
+    summary = progress.summary
+    tables = {} if summary is None else {**summary.plain(), "clients": client_table(summary).plain()}
+    unfinished = {title: {"rounds": done, "of": asked} for title, (done, asked) in progress.unfinished.items()}
+    return {**plain(tables), "unfinished": unfinished, "failed": progress.failed}
 
 
 def _experiments(
@@ -244,13 +251,8 @@ def _experiments(
         check_assignment(name, {parameter for known in fields for parameter in known}, what)
     experiments = []
     for base, known in zip(bases, fields, strict=True):
-        settings = merged(base, options)
-        for name, value in assignments.items():
-            section, _, inner = name.rpartition(".")
-            if section or name in known:
-                settings = merged(settings, {section or "parameters": {inner: value}})
-            elif name in SETTING_NAMES:
-                settings = merged(settings, in_sections({name: value}))
+        own = {name: value for name, value in assignments.items() if "." in name or name in {*known, *SETTING_NAMES}}
+        settings = with_assignments(merged(base, options), own, known)
         if tuned is not None:
             settings = for_run(settings, tuned, str(base.get("method", "fedavg")))
         experiments.append(make_experiment(settings))
@@ -270,25 +272,6 @@ def word_settings(word: str) -> dict[str, Any]:
     if "," in word or path.is_file():
         raise FedtailorError(f"{word!r} is no method: put spaces between methods, and .toml behind a file's name.")
     return {"method": word}
-
-
-def check_assignment(name: str, parameters: set[str], what: list[str]) -> None:
-    """Refuse a name in --set that is neither a parameter of the methods nor a setting."""
-    settings = [*SETTING_NAMES, *(f"evaluation.{field}" for field in Evaluation.model_fields)]
-    if name in parameters or name in settings or name.startswith("parameters."):
-        return
-    near = get_close_matches(name, [*parameters, *settings], n=1, cutoff=0.5)
-    own = f"has the parameters {', '.join(sorted(parameters))}" if parameters else "has no parameters"
-    hint = f"did you mean {near[0]!r}?" if near else f"{' or '.join(what)} {own}, and the settings are in run --help."
-    raise FedtailorError(f"There is no parameter or setting {name!r}: {hint}")
-
-
-def _prepare(experiments: list[Experiment]) -> list["Prepared"]:
-    """Load the data and build the networks of all experiments, so that what is wrong is found before the first run."""
-    from fedtailor.studies.runner import PreparedRuns
-
-    runs = PreparedRuns()
-    return [runs.prepare(experiment) for experiment in experiments]
 
 
 def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
@@ -311,41 +294,37 @@ def _directories(experiments: list[Experiment], to: Path | None) -> list[Path]:
 
 def _interrupted(path: Path | None) -> NoReturn:
     begun = path is not None and (path / "experiment.toml").is_file()
-    err.print(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.", soft_wrap=True)
-    raise typer.Exit(INTERRUPTED)
+    interrupted(f"Interrupted. Continue with: fedtailor resume {path}" if begun else "Interrupted.")
 
 
 def _profile_table(results: list["RunResult"]) -> Any:
     """A table of the seconds spent in each part of the rounds, and of training samples per second."""
     from fedtailor.studies.measures import samples_per_second
 
-    table = plain_table("Where the time went, in seconds of all rounds")
     phases = ("sending", "training", "aggregation", "evaluation", "checkpoints")
-    for name in ("method", *phases, "the rest", "samples/s"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    rows = []
     for result in results:
         spent = result.simulation.loop.phases
         within = sum(seconds for phase, seconds in spent.items() if phase != "checkpoints")
         rest = sum(record.seconds for record in result.rounds) - within
         speed = samples_per_second(result)
         cells = [*(spent.get(phase, 0.0) for phase in phases), max(0.0, rest)]
-        table.add_row(
-            result.experiment.method, *(f"{cell:.2f}" for cell in cells), "–" if speed is None else f"{speed:,.0f}"
-        )
-    return table
+        last = "–" if speed is None else f"{speed:,.0f}"
+        rows.append((result.experiment.method, *(f"{cell:.2f}" for cell in cells), last))
+    columns = ("method", *phases, "the rest", "samples/s")
+    return table_of("Where the time went, in seconds of all rounds", columns, rows)
 
 
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
-    table, metric = plain_table("Rounds"), result.metric
+    metric = result.metric
     missing = any(record.missing for record in result.rounds)
     private = any(record.epsilon is not None for record in result.rounds)
     counts = ("participants", "failed", *(["not measured"] if missing else []), *(["ε"] if private else []))
-    for name in ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds"):
-        table.add_column(name, justify="right")
+    columns = ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds")
     step = max(1, -(-len(result.rounds) // 20))
-    for record in result.rounds[step - 1 :: step]:
-        table.add_row(
+    rows = [
+        (
             str(record.round),
             metric.text(metric.of(record)),
             metric.text(record.std),
@@ -358,34 +337,9 @@ def _rounds_table(result: "RunResult") -> Any:
             human_bytes(record.bytes_down),
             f"{record.seconds:.2f}",
         )
-    return table
-
-
-def _clients_table(result: "RunResult", directory: Path) -> Any:
-    """A table of the clients, the worst first: all, or the worst of many."""
-    from collections import Counter
-
-    metric, metrics = result.metric, _shown_metrics(result)
-    of = {client: metric.of(measured) for client, measured in result.per_client.items()}
-    ranked = sorted(of, key=lambda client: (of[client] is None, metric.gain(of[client] or 0.0, 0.0)))
-    shown = ranked if len(ranked) <= CLIENTS else ranked[: CLIENTS - 10]
-    note = "" if shown == ranked else f"All clients: fedtailor show {directory} --json"
-    table = plain_table(f"Clients, the worst {len(shown)} of {len(ranked)} first", caption=Text(visible(note)))
-    called = Counter(client for record in result.rounds for client in record.participants)
-    columns = ["client", *(each.title for each in metrics), "train", "test", "rounds", "failed"]
-    for name in columns if result.failures else columns[:-1]:
-        words = name.split()  # below each other: at 80 columns no word of a header is cut
-        table.add_column("\n".join(words), justify="right", min_width=max(map(len, words)))
-    for client in shown:
-        table.add_row(
-            visible(result.names[client] + (" (hostile)" if client in result.hostile else "")),
-            *(each.text(each.of(result.per_client[client])) for each in metrics),
-            f"{result.partition['n_train'][client]:,}",
-            f"{result.per_client[client].n_samples:,}",
-            str(called[client]),
-            *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
-        )
-    return table
+        for record in result.rounds[step - 1 :: step]
+    ]
+    return table_of("Rounds", columns, rows, left=())
 
 
 def continue_with(directory: Path) -> str:
@@ -405,14 +359,3 @@ def check_run(directory: Path) -> None:
             f"{directory} has runs inside: show one of them, like {inside[0]}, or make a page of all with `fedtailor "
             f"report {directory}`."
         )
-
-
-def _shown_metrics(result: "RunResult") -> list["Metric"]:
-    """List the metrics that some client has, the one that decides first; the log loss alone where it is the loss."""
-    from fedtailor.training.metrics import LOSS, METRICS
-
-    measured = result.per_client.values()
-    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in measured)]
-    if all(METRICS["log_loss"].of(metrics) == LOSS.of(metrics) for metrics in measured):
-        some.remove(LOSS)
-    return list(dict.fromkeys([result.metric, *some]))

@@ -1,14 +1,13 @@
 """`fedtailor site check`: the page that a hospital's engineer reads before anything is joined."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from fedtailor.cli.display import json_text, marked, out, plain_table, visible
+from fedtailor.cli.display import json_text, marked, out, print_json, table_of, visible
 from fedtailor.experiment.privacy import Privacy
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ CANNOT_JOIN = 1  # the exit code
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file")],
     json: Annotated[bool, typer.Option("--json", help="all of it, for programs")] = False,
 ) -> None:
     """Read the site's data, and show exactly what would leave. Nothing is sent.
@@ -51,7 +50,7 @@ def check(
     site = read_site(file)
     found = preview(site, site.read_plan())
     if json:
-        typer.echo(json_text(found.plain()))
+        print_json(found.plain())
     else:
         _show(found)
     if found.problems:
@@ -73,7 +72,7 @@ def _show(found: "Preview") -> None:
         if not found.rehearsal:
             _say("What would leave is shown when these are mended:")
         for problem in found.problems:
-            out.print(marked("✗", "bold red", problem), highlight=False)
+            out.print(marked("✗", "bold red", problem))
         count = len(found.problems)
         _say(f"\nThe site cannot join yet: {count} thing{'s' if count > 1 else ''} to mend.", "bold red")
     else:
@@ -81,7 +80,7 @@ def _show(found: "Preview") -> None:
 
 
 def _say(text: str, style: str = "") -> None:
-    out.print(Text(text, style=style), highlight=False)
+    out.print(Text(text, style=style))
 
 
 # --- the data ---
@@ -108,15 +107,16 @@ def _show_data(found: "Preview") -> None:
     if findings.columns:
         _show_columns(findings)
     for note in findings.notes:
-        out.print(marked("Note:", "yellow", note), highlight=False)
+        out.print(marked("Note:", "yellow", note))
 
 
 def _show_columns(findings: "Findings") -> None:
-    table = _table("column", "as", "missing", "values", "not declared", right=(2, 3, 4))
-    for one in (one for one in findings.columns if one.kind not in ("ignored", "label")):
-        numbers = [one.missing, one.values, one.rare]
-        table.add_row(visible(one.name), one.kind, *(f"{number:,}" if number else "·" for number in numbers))
-    out.print(table)
+    shown = [one for one in findings.columns if one.kind not in ("ignored", "label")]
+    rows = [
+        (visible(one.name), one.kind, *(f"{n:,}" if n else "·" for n in (one.missing, one.values, one.rare)))
+        for one in shown
+    ]
+    _print_table(("column", "as", "missing", "values", "not declared"), rows, left=("column", "as"))
     if ignored := [visible(one.name) for one in findings.columns if one.kind == "ignored"]:
         _say(f"Ignored columns: {', '.join(ignored)}.")
 
@@ -130,19 +130,14 @@ def _show_declared(found: "Preview") -> None:
     _say("\n2. Leaves once, when the site joins: these facts, and no others", "bold")
     plain = hello.model_dump(mode="json")
     facts = plain.pop("facts")
-    table = _table("fact", "value")
-    for name, value in plain.items():
-        if name == "data" and not found.secret:
-            value = "a checksum with the site's own secret, which is made at its first start"
-        table.add_row(name, value if isinstance(value, str) else json_text(value, indent=None))
-    out.print(table)
+    if not found.secret:
+        plain["data"] = "a checksum with the site's own secret, which is made at its first start"
+    rows = [(name, value if isinstance(value, str) else json_text(value, indent=None)) for name, value in plain.items()]
+    _print_table(("fact", "value"), rows, left=("fact", "value"))
     if facts:
         _say("facts, of each column of the training rows:")
         names = list(facts[0])
-        table = _table(*names, right=tuple(n for n, name in enumerate(names) if name not in ("name", "kind", "values")))
-        for fact in facts:
-            table.add_row(*(_cell(fact[name]) for name in names))
-        out.print(table)
+        _print_table(names, [[_cell(fact[name]) for name in names] for fact in facts], left=("name", "kind", "values"))
 
 
 def _cell(value: Any) -> str:
@@ -157,7 +152,7 @@ def _show_rounds(found: "Preview") -> None:
     trained = [each for each in rehearsal.exchanges if each.asked == "train"]
     others = [each for each in rehearsal.exchanges if each.asked != "train"]
     _say("\n3. Leaves in the rounds", "bold")
-    out.print(_tensors([(f"training, {_rounds(each.rounds)}", each.up) for each in trained], seen=True))
+    _print_tensors([(f"training, {_rounds(each.rounds)}", each.up) for each in trained], seen=True)
     _say(
         "The server receives every site's tensors. Of those of which it sees a mean, the method and the records get "
         "nothing else."
@@ -176,7 +171,7 @@ def _show_rounds(found: "Preview") -> None:
     _say("\n4. Comes down", "bold")
     down = [("at the beginning", rehearsal.begin)]
     down += [(f"{ASKED[each.asked]}, {_rounds(each.rounds)}", each.down) for each in (*trained, *others)]
-    out.print(_tensors([(when, tensors) for when, tensors in down if tensors], seen=False))
+    _print_tensors([(when, tensors) for when, tensors in down if tensors], seen=False)
     _say("Beside these, at the beginning: the experiment, the sites' names, the classes, the features' constants.")
 
 
@@ -188,19 +183,20 @@ def _metrics(each: "Exchange", tells: str) -> str:
     return f"{', '.join(names)} on the {' and '.join(each.metrics)} samples, {how}."
 
 
-def _tensors(groups: Sequence[tuple[str, Sequence["Sent"]]], seen: bool) -> Table:
+def _print_tensors(groups: Sequence[tuple[str, Sequence["Sent"]]], seen: bool) -> None:
     """List tensors by when they pass."""
-    table = _table("when", "tensor", "shape", "type", "bytes", *(["the server sees"] if seen else []), right=(4,))
+    rows: list[list[str | Text]] = []
     for when, tensors in groups:
         if not tensors:
-            table.add_row(when, "none")
+            rows.append([when, "none"])
         for number, one in enumerate(tensors):
             shape = "×".join(map(str, one.shape)) or "one number"
             cells = [visible(one.name), shape, one.dtype, f"{one.bytes:,}", *([one.seen] if seen else [])]
-            table.add_row("" if number else when, *cells)
+            rows.append(["" if number else when, *cells])
         if len(tensors) > 1:
-            table.add_row("", "in all", "", "", f"{sum(one.bytes for one in tensors):,}", style="dim")
-    return table
+            rows.append(["", *(Text(text, "dim") for text in ("in all", "", "", f"{sum(t.bytes for t in tensors):,}"))])
+    columns = ("when", "tensor", "shape", "type", "bytes", *(["the server sees"] if seen else []))
+    _print_table(columns, rows, left=[name for name in columns if name != "bytes"])
 
 
 def _rounds(rounds: Sequence[int]) -> str:
@@ -222,9 +218,7 @@ def _show_never() -> None:
         _say(f"- {words}")
 
 
-def _table(*columns: str, right: Sequence[int] = ()) -> Table:
-    table = plain_table("")
-    table.title, table.show_edge = None, False
-    for number, name in enumerate(columns):
-        table.add_column(name, style="bold" if number == 0 else "", justify="right" if number in right else "left")
-    return table
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], left: Sequence[str]) -> None:
+    table = table_of(None, columns, rows, left)
+    table.show_edge = False
+    out.print(table)

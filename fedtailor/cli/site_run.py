@@ -1,26 +1,24 @@
 """`fedtailor deploy run` and `status`, `fedtailor site start`: a federation of real sites at work."""
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.cli.display import Bars, human_bytes, out, progress_bars, visible
-from fedtailor.cli.run import INTERRUPTED
+from fedtailor.cli.display import INTERRUPTED, Bars, human_bytes, out, progress_bars, say, visible
+from fedtailor.cli.presence import read_status
 from fedtailor.cli.verbosity import loudness
 
 if TYPE_CHECKING:
     from fedtailor.server.records import RoundRecord
     from fedtailor.sites.plan import Plan
 
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml", show_default=False)]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="the plan, federation.toml")]
 RunDir = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help=r"the run directory \[runs/NAME beside the plan]", show_default=False),
+    Path | None, typer.Option("--out", metavar="DIR", help=r"the run directory \[runs/NAME beside the plan]")
 ]
 
 
@@ -28,10 +26,7 @@ def run(
     plan: PlanFile,
     to: RunDir = None,
     kits: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help=r"the directory with server/ and admin/ \[of the plan, or kits]", show_default=False
-        ),
+        Path | None, typer.Option(metavar="DIR", help=r"the directory with server/ and admin/ \[of the plan, or kits]")
     ] = None,
 ) -> None:
     """Run the plan with its sites: start the server, wait for the sites, do all rounds that are left.
@@ -48,7 +43,7 @@ def run(
     from fedtailor.sites.plan import read_plan
 
     content = read_plan(plan)
-    directory = _run_directory(plan, content, to)
+    directory = to or plan.parent / "runs" / content.name
     folder = kits or _kits(plan)
     with progress_bars() as bars:
         shown = Shown(directory, content, bars)
@@ -60,7 +55,7 @@ def run(
             _line(f"Stopped after round {driver.rounds}: the same command goes on.")
             raise typer.Exit(INTERRUPTED) from None
         shown.look()
-    for site, why in _status(directory).get("sites", {}).items():
+    for site, why in read_status(directory).get("sites", {}).items():
         if why != "present":
             _line(f"{site}: {why}. When it is back, the same command hands out its model.")
     _line(f"Done: {driver.rounds} rounds. See `fedtailor show {directory}`.")
@@ -72,20 +67,18 @@ def status(plan: PlanFile, to: RunDir = None) -> None:
     from fedtailor.sites.plan import read_plan
 
     content = read_plan(plan)
-    directory = _run_directory(plan, content, to)
-    found = _status(directory)
+    directory = to or plan.parent / "runs" / content.name
+    found = read_status(directory)
     if not found:
         raise FedtailorError(f"There is no run in {directory} yet: start it with `fedtailor deploy run {plan}`.")
     if (directory / "experiment.toml").is_file():
         out.print(Watched(directory).look())
-    out.print(f"Phase: {visible(found['phase'])}, round {found['round']} of {content.terms().rounds}", highlight=False)
+    out.print(f"Phase: {visible(found['phase'])}, round {found['round']} of {content.terms().rounds}")
     for site, why in found["sites"].items():
-        out.print(f"  {visible(site)}: {visible(why)}", highlight=False, soft_wrap=True)
+        say(f"  {visible(site)}: {visible(why)}")
 
 
-def start(
-    site: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file", show_default=False)],
-) -> None:
+def start(site: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file")]) -> None:
     """Take part: connect to the server and do the work that it asks for, until Ctrl-C.
 
     The connection is outgoing. If its process dies it is started again; what the site keeps is in its directory.
@@ -111,7 +104,7 @@ class Shown:
         """Show what is new."""
         before = len(self._rounds)
         self._read()
-        sites = _status(self._directory).get("sites", {})
+        sites = read_status(self._directory).get("sites", {})
         here = f"{sum(why == 'present' for why in sites.values())} of {len(sites)} sites"
         sent = human_bytes(sum(record.bytes for record in self._rounds))
         status = f"{self._quality(self._rounds[-1])}  {sent}  {here}" if self._rounds else here
@@ -134,19 +127,9 @@ class Shown:
         return "not measured" if value is None else self._metric.shown(value)
 
 
-def _run_directory(file: Path, plan: "Plan", given: Path | None) -> Path:
-    return given or file.parent / "runs" / plan.name
-
-
 def _kits(plan: Path) -> Path:
     """Find the kits: the plan is in the server's directory, or beside all of them."""
     return plan.resolve().parent.parent if (plan.parent / "kit").is_dir() else plan.parent / "kits"
-
-
-def _status(directory: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        return dict(json.loads((directory / "status.json").read_text(encoding="utf-8")))
-    return {}
 
 
 def _need_nvflare() -> None:
@@ -158,4 +141,4 @@ def _need_nvflare() -> None:
 
 def _line(text: str) -> None:
     """Print a line with the time."""
-    out.print(f"{time.strftime('%H:%M:%S')} {visible(text)}", highlight=False, soft_wrap=True)
+    say(f"{time.strftime('%H:%M:%S')} {visible(text)}")

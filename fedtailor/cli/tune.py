@@ -7,21 +7,30 @@ import typer
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.compare import asked, numbers
-from fedtailor.cli.completion import methods_and_files, setting_names
+from fedtailor.cli.completion import setting_names
 from fedtailor.cli.display import (
     Bars,
     RoundProgress,
     announce,
-    err,
-    json_text,
+    complain,
+    interrupted,
     marked,
     out,
+    print_json,
     progress_bars,
+    say,
     setup_lines,
     working,
 )
-from fedtailor.cli.options import RUN_GROUPS, Assignments, experiment_options, parse_assignments
-from fedtailor.cli.run import INTERRUPTED
+from fedtailor.cli.options import (
+    RUN_GROUPS,
+    Assignments,
+    ComparisonWords,
+    experiment_options,
+    out_directory,
+    parse_assignments,
+)
+from fedtailor.cli.verbosity import JsonOfMany
 
 if TYPE_CHECKING:
     from fedtailor.studies.trials import Trial
@@ -29,20 +38,12 @@ if TYPE_CHECKING:
 
 BESIDE = 80  # columns beside the name of a trial: the bar, its rounds, the value on validation data and the time left
 FAILED = 1  # exit code: there are settings, but not of all methods
-OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning", "show_default": False}
+OF_TUNING: dict[str, Any] = {"rich_help_panel": "Tuning"}
 
 
 @experiment_options(*RUN_GROUPS, without="seed")
 def tune(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD|FILE.toml",
-            show_default=False,
-            help="methods, or one file with a comparison",
-            autocompletion=methods_and_files,
-        ),
-    ],
+    what: ComparisonWords,
     settings: dict[str, Any],
     trials: Annotated[int | None, typer.Option(metavar="N", help=r"trials of each method \[20]", **OF_TUNING)] = None,
     seconds: Annotated[
@@ -62,20 +63,11 @@ def tune(
         str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", **OF_TUNING)
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts \[0]", **OF_TUNING)
+        str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts", **OF_TUNING)
     ] = "0",
     assignments: Assignments = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help=r"the tuning's directory \[tunings/DATA-1, -2, …]",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="for programs")] = False,
+    to: Annotated[Path | None, out_directory(r"the tuning's directory \[tunings/DATA-1, -2, …]")] = None,
+    json: JsonOfMany = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for all.
 
@@ -114,17 +106,17 @@ def tune(
             work.write()
             tuned = [_finish(work, method, bars) for method in comparison.methods]
     except KeyboardInterrupt:
-        interrupted(place)
+        stop_tuning(place)
     if json:
-        typer.echo(json_text(plain(tuned)))
+        print_json(plain(tuned))
     else:
         out.print(tuning_table(tuned, str(work.budget)))
-        out.print(f"Recorded in {place}: tuned.toml, trials, runs", highlight=False, soft_wrap=True)
+        say(f"Recorded in {place}: tuned.toml, trials, runs")
         following = f"fedtailor compare {place / 'tuned.toml'} --seeds 0,1,2"
-        out.print(marked("Next:", "bold", following), highlight=False, soft_wrap=True)
+        say(marked("Next:", "bold", following))
     for method in (method for method in tuned if method.chosen is None):
         said = f"{method.method}: {method.trials[0].reason}"
-        err.print(marked("Failed:", "yellow", said), highlight=False, soft_wrap=True)
+        complain("Failed:", said)
     if any(method.chosen is None for method in tuned):
         raise typer.Exit(FAILED)
 
@@ -146,11 +138,10 @@ def begin(work: "Tuner", quiet: bool = False) -> None:
         announce(lines)
 
 
-def interrupted(place: Path | None) -> NoReturn:
+def stop_tuning(place: Path | None) -> NoReturn:
     """Say how to go on after Ctrl-C."""
     hint = f" The same command with --out {place} goes on." if place is not None and place.is_dir() else ""
-    err.print(f"Interrupted.{hint}", soft_wrap=True, highlight=False)
-    raise typer.Exit(INTERRUPTED) from None
+    interrupted(f"Interrupted.{hint}")
 
 
 def perform(work: "Tuner", bars: Bars) -> None:

@@ -1,10 +1,10 @@
-"""The switches --quiet and --verbose: how much commands say beside their results.
+"""The switches of a command's output: --json, and --quiet and --verbose, which say how much there is beside results.
 
-They stand before a command or behind it. Warnings and errors are shown always.
+The latter two stand before a command or behind it. Warnings and errors are shown always.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +12,8 @@ import typer
 from fedtailor._common.errors import FedtailorError
 
 PANEL = "Output"
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+JsonOfMany = Annotated[bool, typer.Option("--json", rich_help_panel=PANEL, help="for programs")]  # of many options
 Quiet = Annotated[
     bool,
     typer.Option(
@@ -56,12 +58,21 @@ def with_switches(command: Callable[..., None]) -> Callable[..., None]:
         loudness.add(quiet, verbose)
         command(**values)
 
-    own = inspect.signature(command).parameters.values()
-    kind = inspect.Parameter.KEYWORD_ONLY
-    switches = {"quiet": Quiet, "verbose": Verbose}
-    added = [inspect.Parameter(name, kind, default=False, annotation=about) for name, about in switches.items()]
-    parameters = [*(p.replace(kind=kind) for p in own), *added]
+    switches = [parameter("quiet", Quiet, False), parameter("verbose", Verbose, False)]
+    return with_parameters(wrapped, command, [*inspect.signature(command).parameters.values(), *switches])
+
+
+def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    """A parameter that becomes an option of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_parameters(
+    wrapped: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give a wrapper the name and help of its command, and these parameters, from which Typer makes the options."""
+    by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in by_name}
     return wrapped

@@ -33,12 +33,7 @@ PATIENCE = 60.0  # seconds without a round, and five times its usual length, tha
 def watch(
     directory: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR",
-            help="a run, several runs, or a comparison",
-            show_default=False,
-            autocompletion=runs_and_comparisons,
-        ),
+        typer.Argument(metavar="DIR", help="a run, several runs, or a comparison", autocompletion=runs_and_comparisons),
     ],
 ) -> None:
     """Watch a run or a comparison from another terminal: progress, metric, bytes, time left.

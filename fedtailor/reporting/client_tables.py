@@ -1,7 +1,8 @@
-"""The table of clients × methods: for a terminal, as CSV and as HTML."""
+"""Tables of clients: clients × methods for a terminal, as CSV and as HTML; and the clients of one run."""
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
@@ -10,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor._common.text import SafeConsole, plain_table, spreadsheet_cell, visible
+from fedtailor.engines.result import RunResult
 from fedtailor.studies.client_results import ClientRow, ClientTable, best_of
+from fedtailor.training.metrics import LOSS, METRICS, Metric
 
 FEW = 30  # clients that are all printed
 ENDS = 10  # of more, the worst and the best
@@ -29,14 +32,27 @@ def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
     parts: list[RenderableType] = ["", Text(title, style="table.title")]
     left = list(range(len(table.titles)))
     while left:
-        shown = next(n for n in range(len(left), 0, -1) if n == 1 or _width(_rich(table, rows, left[:n])) <= width)
+        shown = next(
+            n for n in range(len(left), 0, -1) if n == 1 or needed_width(_rich(table, rows, left[:n])) <= width
+        )
         parts.append(_rich(table, rows, left[:shown]))
         left = left[shown:]
     return Group(*parts, Text(visible(table.caption + note), style="dim"))
 
 
-def _width(table: Table) -> int:
+def needed_width(table: Table) -> int:
+    """The columns of a page that a table needs: its title and caption are wrapped."""
     return SafeConsole(width=10_000, file=io.StringIO()).measure(table).maximum
+
+
+def as_text(table: RenderableType, width: int) -> str:
+    """A table without colours, for a file."""
+    console = SafeConsole(
+        width=width, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False
+    )
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
 def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[int]) -> Table:
@@ -62,6 +78,40 @@ def _rich(table: ClientTable, rows: Sequence[ClientRow | None], lines: Sequence[
 def _count(samples: float) -> str:
     """A number of samples, which is a mean over seeds."""
     return f"{samples:,.1f}".removesuffix(".0")
+
+
+def rich_clients_of_run(result: RunResult, whole: str) -> Table:
+    """The clients of one run, the worst first: all, or the worst of many, and `whole` is the command that shows all."""
+    metric, metrics = result.metric, _measured(result)
+    of = {client: metric.of(measured) for client, measured in result.per_client.items()}
+    ranked = sorted(of, key=lambda client: (of[client] is None, metric.gain(of[client] or 0.0, 0.0)))
+    shown = ranked if len(ranked) <= FEW else ranked[: 2 * ENDS]
+    note = "" if shown == ranked else f"All clients: {whole}"
+    table = plain_table(f"Clients, the worst {len(shown)} of {len(ranked)} first", caption=Text(visible(note)))
+    called = Counter(client for record in result.rounds for client in record.participants)
+    columns = ["client", *(each.title for each in metrics), "train", "test", "rounds", "failed"]
+    for name in columns if result.failures else columns[:-1]:
+        words = name.split()  # below each other: at 80 columns no word of a header is cut
+        table.add_column("\n".join(words), justify="right", min_width=max(map(len, words)))
+    for client in shown:
+        table.add_row(
+            visible(result.names[client] + (" (hostile)" if client in result.hostile else "")),
+            *(each.text(each.of(result.per_client[client])) for each in metrics),
+            f"{result.partition['n_train'][client]:,}",
+            f"{result.per_client[client].n_samples:,}",
+            str(called[client]),
+            *([str(result.failures.get(client, (0, 0))[0])] if result.failures else []),
+        )
+    return table
+
+
+def _measured(result: RunResult) -> list[Metric]:
+    """List the metrics that some client has, the one that decides first; the log loss alone where it is the loss."""
+    measured = result.per_client.values()
+    some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in measured)]
+    if all(METRICS["log_loss"].of(metrics) == LOSS.of(metrics) for metrics in measured):
+        some.remove(LOSS)
+    return list(dict.fromkeys([result.metric, *some]))
 
 
 def clients_csv(table: ClientTable) -> str:

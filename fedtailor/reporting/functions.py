@@ -297,9 +297,8 @@ def report(
     `figures` is a directory for every figure as PNG, PDF and SVG, and `tables` one for the table as text, Markdown and
     LaTeX; `columns` are the table's.
     """
-    from fedtailor._common.files import write_atomically
     from fedtailor.reporting.found_runs import Runs, read_runs
-    from fedtailor.reporting.page import html, prepare
+    from fedtailor.reporting.page import prepare, write_page
     from fedtailor.reporting.paper import check_matplotlib, save
     from fedtailor.reporting.tables import write_readable
 
@@ -312,12 +311,10 @@ def report(
     found.results += results
     prepared = prepare(found, columns)
     path = Path(to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, html(prepared))
+    write_page(prepared, path)
     if figures is not None:
         list(save(prepared.figures, Path(figures)))
     if tables is not None:
-        Path(tables).mkdir(parents=True, exist_ok=True)
         write_readable(prepared.summary, Path(tables), columns)
     return path
 

@@ -8,10 +8,8 @@ import numpy as np
 
 from fedtailor.reporting.marks import (
     EDGE,
-    GREY,
     NAME,
     NODE_NAME,
-    PALETTE,
     Array,
     Bars,
     Curve,
@@ -58,13 +56,9 @@ def chart(figure: Figure, panel: Panel) -> Spec:
 
 def shape(figure: Figure, panel: Panel) -> str:
     """The size of a panel's drawing, as CSS. What is square by nature is never higher than it is wide."""
-    square = any(isinstance(mark, Network) or _is_square(mark) for mark in panel.marks)
+    square = any(isinstance(mark, Network) or (isinstance(mark, Heat) and mark.square) for mark in panel.marks)
     pixels = _height(figure, panel)
     return f"aspect-ratio:1.1;max-height:{pixels}px" if square else f"height:{pixels}px"
-
-
-def _is_square(mark: Mark) -> bool:
-    return isinstance(mark, Heat) and list(mark.rows) == list(mark.columns)
 
 
 def _height(figure: Figure, panel: Panel) -> int:
@@ -204,7 +198,7 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
         shown = [[f"{value:g}" if value else "" for value in row] for row in mark.last]
         trace |= {"text": shown, "texttemplate": "%{text}"}
     if mark.scale == "kinds":
-        colours = [f"{GREY}44", *(PALETTE[place % len(PALETTE)] for place in range(len(mark.kinds) - 1))]
+        colours = mark.colours
         steps = [(place / len(colours), (place + 1) / len(colours), c) for place, c in enumerate(colours)]
         trace |= {
             "zmin": -0.5,
@@ -221,7 +215,7 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
 def _heat_axes(mark: Heat) -> dict[str, Spec]:
     axis = {"type": "category", "showgrid": False, "ticks": "", "zeroline": False, "constrain": "domain"}
     axis |= {"ticklabelstandoff": 4}
-    square = {"scaleanchor": "x"} if _is_square(mark) else {}
+    square = {"scaleanchor": "x"} if mark.square else {}
     rows, columns = _aliases(mark.rows), _aliases(mark.columns)
     return {"xaxis": {**axis, **columns}, "yaxis": {**axis, "autorange": "reversed", **square, **rows}}
 

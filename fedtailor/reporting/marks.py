@@ -86,6 +86,15 @@ class Heat:
     written: bool = False  # the values, in the cells
 
     @property
+    def square(self) -> bool:
+        return list(self.rows) == list(self.columns)
+
+    @property
+    def colours(self) -> list[str]:
+        """The colours of the kinds: grey for the first."""
+        return [f"{GREY}44", *(PALETTE[place % len(PALETTE)] for place in range(len(self.kinds) - 1))]
+
+    @property
     def last(self) -> Array:
         return self.frames[next(reversed(self.frames))]
 

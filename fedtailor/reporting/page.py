@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import write_atomically
 from fedtailor._common.text import human_bytes, human_time
 from fedtailor._common.toml import write_toml
 from fedtailor.engines.result import RunResult
@@ -218,6 +220,14 @@ def html(report: Report) -> str:
 </body>
 </html>
 """
+
+
+def write_page(report: Report, to: Path) -> int:
+    """Write the page, and return its size in bytes."""
+    page = html(report).encode()
+    to.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(to, page)
+    return len(page)
 
 
 def _asset(name: str) -> str:

@@ -13,10 +13,8 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.reporting.figures import evenly
 from fedtailor.reporting.marks import (
     EDGE,
-    GREY,
     NAME,
     NODE_NAME,
-    PALETTE,
     Bars,
     Curve,
     Dash,
@@ -136,8 +134,9 @@ def _height(panel: Panel, width: float) -> float:
     if isinstance(mark, Network):
         return min(width, 3.2)
     if isinstance(mark, Heat):
-        square = list(mark.rows) == list(mark.columns)
-        return _room(mark.columns) + (min(width, 3.2) if square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5))
+        return _room(mark.columns) + (
+            min(width, 3.2) if mark.square else min(max(0.11 * len(mark.rows) + 0.6, 1.4), 4.5)
+        )
     return 1.3 + _room(mark.names) if isinstance(mark, Bars) else 2.3
 
 
@@ -222,13 +221,10 @@ def _heat(mark: Heat, axes: "Axes") -> None:
     low, high = mark.range
     options: dict[str, Any] = {"cmap": {"sequential": "Blues", "diverging": "RdBu_r"}.get(mark.scale)}
     if mark.scale == "kinds":
-        colours = [f"{GREY}44", *(PALETTE[place % len(PALETTE)] for place in range(len(mark.kinds) - 1))]
-        options["cmap"] = ListedColormap(colours)
-        low, high = -0.5, len(colours) - 0.5
-    square = list(mark.rows) == list(mark.columns)
-    drawn = axes.imshow(
-        mark.last, vmin=low, vmax=high, aspect="equal" if square else "auto", interpolation="nearest", **options
-    )
+        options["cmap"] = ListedColormap(mark.colours)
+        low, high = -0.5, len(mark.colours) - 0.5
+    options |= {"aspect": "equal" if mark.square else "auto", "interpolation": "nearest"}
+    drawn = axes.imshow(mark.last, vmin=low, vmax=high, **options)
     _name(axes, "x", mark.columns)
     _name(axes, "y", mark.rows)
     axes.tick_params(length=0, labelsize=6)

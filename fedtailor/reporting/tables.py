@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor._common.files import write_atomically
-from fedtailor._common.text import SafeConsole, plain_table, spreadsheet_cell, visible
-from fedtailor.reporting.client_tables import clients_csv
+from fedtailor._common.text import plain_table, spreadsheet_cell, visible
+from fedtailor.reporting.client_tables import as_text, clients_csv, needed_width
 from fedtailor.reporting.column_names import METRIC
 from fedtailor.reporting.latex import latex
 from fedtailor.reporting.table_columns import Column, columns, shown_in
@@ -34,11 +34,9 @@ def rich_table(summary: Summary, width: int, chosen: Sequence[str] | None = None
     """The table for a terminal; in two parts where the page is too narrow for one."""
     every = columns(summary, chosen)
     whole = _rich(summary, every, summary.title)
-    console = SafeConsole(width=10_000, file=io.StringIO())
-    needed = console.measure(whole).maximum  # the columns alone: title and caption are wrapped
     result, cost = ([column for column in every if column.cost == of] for of in (False, True))
     parts = [whole]
-    if needed > width and result and cost:
+    if needed_width(whole) > width and result and cost:
         parts = [_rich(summary, result, summary.title), _rich(summary, cost, "Costs")]
     under = [part for table in conditions(summary) for part in ("", _rich_conditions(table))]
     return Group(*parts, Text(caption(summary, chosen), style="dim"), *under)
@@ -74,10 +72,7 @@ def _rich(summary: Summary, shown: list[Column], title: str) -> Table:
 
 def plain_text(summary: Summary, chosen: Sequence[str] | None = None) -> str:
     """The table without colours, for a file."""
-    console = SafeConsole(width=PAGE, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(rich_table(summary, PAGE, chosen))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return as_text(rich_table(summary, PAGE, chosen), PAGE)
 
 
 def table_rows(
@@ -132,6 +127,7 @@ FORMATS = {"txt": plain_text, "md": markdown, "tex": latex}
 
 def write_readable(summary: Summary, directory: Path, chosen: Sequence[str] | None = None) -> list[Path]:
     """Write DIR/table.txt, .md and .tex, with all columns or the chosen ones."""
+    directory.mkdir(parents=True, exist_ok=True)
     paths = {directory / f"table.{ending}": make for ending, make in FORMATS.items()}
     for path, make in paths.items():
         write_atomically(path, make(summary, chosen))

@@ -1,6 +1,5 @@
 """The table of a tuning: one line a method, with what was chosen, by what, and what it came to."""
 
-import io
 from collections.abc import Sequence
 from statistics import fmean
 from textwrap import wrap
@@ -9,7 +8,8 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from fedtailor._common.text import SafeConsole, plain_table, visible
+from fedtailor._common.text import plain_table, visible
+from fedtailor.reporting.client_tables import as_text
 from fedtailor.server.records import Plain
 from fedtailor.studies.trials import Tuned
 
@@ -76,10 +76,7 @@ def _caption(tuned: Sequence[Tuned], metric: str) -> str:
 
 def plain_text(tuned: Sequence[Tuned], budget: str) -> str:
     """The table without colours."""
-    console = SafeConsole(width=PAGE, file=io.StringIO(), color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(tuning_table(tuned, budget))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return as_text(tuning_table(tuned, budget), PAGE)
 
 
 def plain(tuned: Sequence[Tuned]) -> list[Plain]:
