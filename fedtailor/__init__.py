@@ -45,7 +45,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fedtailor._common.errors import ClientFailure, ClientNote, FedtailorError
-    from fedtailor.attacks.leak import leak
+    from fedtailor.attacks.study import leak
     from fedtailor.data import Dataset, federate, lazy
     from fedtailor.data import load as load_data
     from fedtailor.engines.result import RunResult
@@ -68,7 +68,7 @@ _HOMES = {
     "model_files.prediction": ("predict",),
     "_common.errors": ("ClientFailure", "ClientNote", "FedtailorError"),
     "experiment": ("Evaluation", "Experiment"),
-    "attacks.leak": ("leak",),
+    "attacks.study": ("leak",),
     "training.network": ("Network",),
     "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
     "engines.result": ("RunResult",),

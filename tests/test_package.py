@@ -126,7 +126,7 @@ def test_only_the_modules_of_an_extra_need_it(tmp_path: Path) -> None:
     )
     assert set(in_a_process_without_extras(program, cwd=tmp_path).split()) == {
         "fedtailor.sites.kits",  # says that NVFlare is missing
-        *(f"fedtailor.sites.nvflare.{name}" for name in ("channel", "controller", "executor")),
+        *(f"fedtailor.sites.nvflare.{name}" for name in ("controller", "executor")),
         *(f"fedtailor.engines.ray_{name}" for name in ("actors", "parcels", "session")),
     }
 

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from fedtailor._common.files import make_directory, write_atomically
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from fedtailor.attacks.study import Question
 
 FILE = "leakage"  # the name of the files in a directory
+SIDE, MOST, GAP = 56, 16, 4  # pixels of an image's longer side, images in a row, pixels between them
+LETTER = 7  # pixels of a letter's width
 RULE = (
     "Recognisable: at least half of the way in SSIM from the data set's mean image to the true one; copied: at most "
     "1 % of its squared error."
@@ -151,8 +157,6 @@ class Leakage:
 
     def write(self, directory: Path) -> list[Path]:
         """Write the record as JSON and Markdown and, of images, the picture; return the files."""
-        from fedtailor.attacks.picture import picture
-
         make_directory(directory)
         text = f"{self.title}\n\n{self.markdown()}\n\n{self.rule}\n"
         files: dict[str, bytes | str] = {f"{FILE}.json": json_text(self.plain()), f"{FILE}.md": text}
@@ -167,3 +171,34 @@ def _mean(values: Iterable[float | None]) -> float | None:
     """The mean of the numbers among these; None if there are none."""
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
+
+
+def picture(found: Leakage) -> bytes:
+    """Draw the true images in the first row and each method's reconstructions below, at most 16, as a PNG file."""
+    assert found.pixels is not None
+    rows = [("original", found.true), *((row.title, row.guessed) for row in (*found.baselines, *found.rows))]
+    images = [(title, [_image(image, found.pixels) for image in batch[:MOST]]) for title, batch in rows]
+    width, height = images[0][1][0].size
+    left = LETTER * max(len(title) for title, _ in images) + 2 * GAP
+    size = (left + len(images[0][1]) * (width + GAP), len(images) * (height + GAP) + GAP)
+    sheet = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, (title, line) in enumerate(images):
+        top = GAP + number * (height + GAP)
+        draw.text((GAP, top + height // 2 - 6), title, fill="black")
+        for place, image in enumerate(line):
+            sheet.paste(image, (left + place * (width + GAP), top))
+    content = BytesIO()
+    sheet.save(content, "PNG", optimize=True)
+    return content.getvalue()
+
+
+def _image(pixels: Tensor, span: tuple[float, float]) -> Image.Image:
+    """An image of one or three channels, enlarged without smoothing."""
+    low, high = span
+    values: NDArray[np.uint8] = (
+        ((pixels.detach().cpu().double() - low) / (high - low) * 255).round().clamp(0, 255).byte().numpy()
+    )
+    image = Image.fromarray(values.transpose(1, 2, 0)) if len(values) == 3 else Image.fromarray(values[0])
+    factor = max(1, SIDE // max(image.size))
+    return image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)

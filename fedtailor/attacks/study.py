@@ -1,9 +1,11 @@
 """The study behind `fedtailor leak`: real clients' uploads of one round, inverted by a curious server, and scored."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,17 +14,20 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError
 from fedtailor.attacks.evidence import Observed, evidence
 from fedtailor.attacks.gradient_matching import Matching
-from fedtailor.attacks.inversion import Attack, OnStep, Samples, invert
+from fedtailor.attacks.inversion import Attack, Inversion, OnStep, Samples, invert
 from fedtailor.attacks.leakage import Leakage, Row
 from fedtailor.attacks.scores import Score, assigned, score
-from fedtailor.data import FederatedData
+from fedtailor.data import Clients, Dataset, FederatedData
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
+from fedtailor.engines.runs import importable_name, names_and_objects
 from fedtailor.engines.simulation import Simulation
-from fedtailor.experiment import Experiment
+from fedtailor.experiment import Experiment, Settings, make_experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import NEVER, Reply, Request, State, Train, copied
 from fedtailor.messages.transport import Place
+from fedtailor.method import Method
+from fedtailor.models import ModelLike
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Loss
 from fedtailor.training.schedule import factor_at
@@ -246,3 +251,41 @@ def _pixels(data: FederatedData, experiment: Experiment) -> tuple[float, float] 
     low, high = (0.0, 1.0) if experiment.pixels == "unit" else (-1.0, 1.0)
     images = data.x.dim() == 4 and float(data.x.min()) >= low - 1e-6 and float(data.x.max()) <= high + 1e-6
     return (low, high) if images else None
+
+
+def leak(
+    methods: str | type[Method] | Sequence[str | type[Method]],
+    *,
+    inversion: Inversion = "cosine",
+    samples: int = 1,
+    victims: int = 1,
+    round: int = 1,
+    iterations: int | None = None,
+    restarts: int = 1,
+    tv: float = 1e-3,
+    unroll: int = 10,
+    method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
+    data: str | Path | Dataset | Clients = "digits",
+    model: ModelLike = "mlp",
+    out: str | Path | None = None,
+    **settings: Unpack[Settings],
+) -> Leakage:
+    """Reconstruct clients' training samples from what methods really upload, as a curious server could.
+
+    The federation runs up to `round`; in it, the first `victims` participants have so many training `samples` each.
+    The server knows the network, the experiment, what it sent and what came back. `inversion` is "dlg", "idlg",
+    "cosine" or "analytic"; of several `restarts`, the best match counts; `tv` is the weight of the total variation
+    (cosine). The attack follows a client's steps one by one, up to `unroll` of them. `out` is a directory for the
+    record and a picture. `print(…)` shows the table.
+    """
+    if "parameters" in settings:
+        raise FedtailorError("Methods have parameters of their own: give method_parameters={method: {…}}.")
+    names, objects = names_and_objects(data, model, "cross-entropy")
+    own = {importable_name(method): dict(given) for method, given in (method_parameters or {}).items()}
+    asked = [importable_name(method) for method in ([methods] if isinstance(methods, str | type) else methods)]
+    each = [{**names, "method": name, "parameters": own.get(name, {}), **settings} for name in asked]
+    question = Question(Attack(inversion, iterations, restarts, tv), samples, victims, round, unroll)
+    found = Study([make_experiment(one) for one in each], question, objects).run()
+    if out is not None:
+        found.write(Path(out))
+    return found

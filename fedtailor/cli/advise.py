@@ -96,7 +96,7 @@ def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
 def command(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> str | None:
     """Write the command to go on with: the one that runs the recommended method or, where nothing is decided, the
     same race with more validation samples. None if it has many of them already."""
-    from fedtailor.studies.advised import MORE
+    from fedtailor.studies.advice import MORE
 
     if advice.chosen is None:
         if advice.candidates[0].experiment.validation >= MORE:

@@ -2,9 +2,8 @@
 
 from fedtailor.data.arrays import Clients, from_list
 from fedtailor.data.client_data import ClientData, FederatedData, Join
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import DataInfo, Dataset, data_dir, found
 from fedtailor.data.federation import federate
-from fedtailor.data.info import DataInfo, data_dir, found
 from fedtailor.data.large import lazy
 from fedtailor.data.partitions import partitions_catalogue
 from fedtailor.data.sources import catalogue, load

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.data.dataset import TEST, TRAIN, Dataset
+from fedtailor.data.dataset import TEST, TRAIN, DataInfo, Dataset, DataSets, require
 from fedtailor.data.foreign_files import damaged, read_gzip, reading
-from fedtailor.data.info import DataInfo, DataSets, require
 
 Bytes = NDArray[np.uint8]
 Raw = bytes | bytearray | memoryview

@@ -11,11 +11,10 @@ from fedtailor._common.errors import FedtailorError, listed, unknown, warn
 from fedtailor.data.client_data import FederatedData
 from fedtailor.data.dataset import TRAIN, Dataset
 from fedtailor.data.foreign_files import check_size
-from fedtailor.data.hash_split import hashed_sides
 from fedtailor.data.matched_columns import match
 from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
 from fedtailor.data.preprocessing import How, Preprocessing, agree, facts
-from fedtailor.data.splits import official_parts, random_sides, strata_of, thin
+from fedtailor.data.splits import hashed_sides, official_parts, random_sides, strata_of, thin
 from fedtailor.training.inputs import Held, Inputs, Lazy, Several
 from fedtailor.training.metrics import KINDS
 from fedtailor.training.streams import numpy_stream

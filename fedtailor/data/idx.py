@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, unknown
-from fedtailor.data.dataset import TEST, TRAIN, Dataset
+from fedtailor.data.dataset import TEST, TRAIN, DataInfo, Dataset, DataSets, require, there
 from fedtailor.data.foreign_files import damaged, read_gzip
-from fedtailor.data.info import DataInfo, DataSets, require, there
 
 FASHION = (
     "T-shirt/top",

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.data.arrays import Arrays, as_features, numbered_classes, read_arrays, several_labels
-from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, DataInfo, Dataset, DataSets, require
 from fedtailor.data.foreign_files import damaged
-from fedtailor.data.info import DataInfo, DataSets, require
 
 PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
 ORGANS = (

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import DataInfo, Dataset, DataSets, require
 from fedtailor.data.foreign_files import check_archive, damaged, reading
 from fedtailor.data.images import open_image
-from fedtailor.data.info import DataInfo, DataSets, require
 
 HALVES = ("images_background", "images_evaluation")
 SIDE, DRAWERS = 28, 20

@@ -6,9 +6,8 @@ from typing import Any, Unpack
 
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, synthetic
-from fedtailor.data import info as information
-from fedtailor.data.dataset import Dataset
-from fedtailor.data.info import DataInfo, Reader
+from fedtailor.data.dataset import DataInfo, Dataset, Reader
+from fedtailor.data.dataset import data_dir as data_root
 from fedtailor.data.table import Purpose, TableSettings, column_names, is_table, read_table
 
 MODULES = (synthetic, idx, cifar, medmnist, omniglot)
@@ -38,7 +37,7 @@ def load(
     `labelled=False`, data of the user's may come without labels: they then have no classes, and zeros for targets. With
     `regression`, the labels of a table are numbers. `knows` has the kinds of the columns of an earlier table.
     """
-    root, name = information.data_dir(data_dir), str(name)
+    root, name = data_root(data_dir), str(name)
     base, _, variant = name.partition(":")
     own = None if base in DATA_SETS else _own_path(name, root)
     json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)
@@ -78,7 +77,7 @@ def _own_path(name: str, root: Path) -> Path:
 
 def table_path(name: str, data_dir: str | Path | None = None) -> Path | None:
     """Find the table of this name; None if it is another kind of data, or not there."""
-    places = (Path(name), information.data_dir(data_dir) / name)
+    places = (Path(name), data_root(data_dir) / name)
     return next((path for path in places if is_table(path) and path.is_file()), None)
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.data.dataset import Dataset
-from fedtailor.data.info import DataInfo, DataSets
+from fedtailor.data.dataset import DataInfo, Dataset, DataSets
 from fedtailor.training.streams import numpy_stream
 
 DIGITS = Path(__file__).with_name("digits.npz")  # what they are, and their licence: NOTICE

@@ -21,9 +21,8 @@ from fedtailor.server.records import Plain
 from fedtailor.server.run_directory import plain
 from fedtailor.studies.captions import sentences
 from fedtailor.studies.client_results import client_table
-from fedtailor.studies.comparable import check_comparable
 from fedtailor.studies.conditions import Conditions, conditions
-from fedtailor.studies.summary import Line, Summary, summarize
+from fedtailor.studies.summary import Line, Summary, check_comparable, summarize
 
 __all__ = ["FORMATS", "Line", "Summary", "check_comparable", "latex", "rich_table", "summarize", "write_tables"]
 

@@ -21,7 +21,6 @@ from fedtailor.data import FederatedData
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment, merged
-from fedtailor.studies.advised import sentences
 from fedtailor.studies.measures import Values, holm
 from fedtailor.studies.skew import Skew, measure_skew
 from fedtailor.training.isolation import isolated
@@ -36,6 +35,7 @@ MARGIN = 0.01  # a gain of less than a point (or, of an error, 1 % of it) is not
 LEVEL = 0.05
 FEW = 10  # clients below which a test over clients can hardly find anything
 DRAWS = 20_000  # of a test: its p-values are right to 0.002 where it matters, at the level
+MORE = 0.4  # the share of validation samples that is asked for where nothing is decided
 UNSEEN = 2  # samples that count as a difference nobody saw: without them, samples that all agree would prove equality
 PILOT, MOST = 2, 100  # rounds to measure a method's speed, and the most that one is given
 
@@ -352,3 +352,47 @@ def _interval(one: Candidate, base: Candidate, p: float) -> tuple[float, float]:
     if p >= LEVEL:
         return min(low, 0.0), max(high, 0.0)
     return (max(low, 0.0), high) if gain > 0 else (low, min(high, 0.0))
+
+
+# --- in plain words ---
+
+
+def sentences(advice: Advice) -> list[str]:
+    """Say in plain words what was measured, what is recommended and why."""
+    found, metric = advice.skew.sentences(), advice.metric
+    low, high = (_points(metric, end) for end in advice.interval)
+    unit = "points" if metric.percent else f"in {metric.title}"
+    gain = (
+        f"{_points(metric, advice.gain)} {unit} against one model for all, 95 % interval {low} … {high}, "
+        f"p = {advice.p:.2g}"
+    )
+    worth = "a point" if metric.percent else f"{advice.margin:.3g}"
+    if not advice.by_samples and metric.name != "accuracy":
+        clients = len(advice.candidates[0].values)
+        found.append(f"The test is over {clients} clients: how sure the {metric.title} of each is does not count.")
+    if not advice.decided:
+        leader = advice.best if advice.gain > 0 else GLOBAL
+        share = advice.candidates[0].experiment.validation
+        more = f"more validation samples (--validation {MORE:g})" if share < MORE else "more samples"
+        return [
+            *found,
+            f"Not decided: can't tell with {advice.n_samples:,} validation samples whether personal models pay. The "
+            f"best of them is {advice.best} ({gain}). Best so far: {leader}. Give {more} or more clients.",
+        ]
+    if advice.chosen == GLOBAL:
+        why = f"No personal model is better by {worth}. The best is {advice.best} ({gain})."
+        if advice.best == GLOBAL:
+            why = "There was no personal model in the race."
+        return [*found, f"Recommended: one global model ({GLOBAL}). {why}"]
+    if advice.chosen == ALONE:
+        why = f"Models that each client trains alone are as good as any ({gain}): learning together adds nothing here."
+    elif advice.chosen == TUNED:
+        why = f"The global model, fine-tuned by each client, is as good as any personalized method ({gain})."
+    else:
+        why = f"Personal models pay ({gain})."
+    return [*found, f"Recommended: a personal model for each client, by {advice.chosen}. {why}"]
+
+
+def _points(metric: Metric, gain: float) -> str:
+    """Format a gain: in points, or in the metric's own unit."""
+    return f"{100 * gain:+.1f}" if metric.percent else metric.text(gain, "+")

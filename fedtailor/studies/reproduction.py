@@ -8,9 +8,13 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor._common.files import write_atomically
+from fedtailor._common.files import read_sealed, seal, write_atomically
 from fedtailor.client.sites import Site
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
@@ -18,11 +22,10 @@ from fedtailor.engines.runs import OnRound, OnStart
 from fedtailor.engines.simulation import Simulation
 from fedtailor.engines.workers import cores
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, flat
-from fedtailor.server.records import Plain, RoundRecord
+from fedtailor.server.evaluation import averages
+from fedtailor.server.records import Plain, Record, RoundRecord
 from fedtailor.server.run_directory import plain
-from fedtailor.studies.branches import alpha_over_rounds, shared_branches
 from fedtailor.studies.explicit import Steps, keep_steps, kept_steps
-from fedtailor.studies.fine_tuning import fine_tuning_curve
 from fedtailor.studies.measures import individual_gains, majority_baseline, samples_per_second
 from fedtailor.studies.outcome import add_histogram, add_speedups, markdown
 from fedtailor.studies.presets import Preset, Row, Settings
@@ -31,6 +34,8 @@ from fedtailor.training.client import Client
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Network
 
+SHOWN = (1, 2, 5, 10, 20, 50, 100)  # rounds of pFedMB's Figure 3, and the last one
+CLEAR = 1e-6  # a client's largest α exceeds its second by more than this, or it has no branch yet
 SHORT = 100  # training samples in the measurement of a method's speed
 Value = tuple[float, float | None]  # a number and its spread
 
@@ -320,3 +325,67 @@ def counted_samples(network: Network) -> Iterator[list[int]]:
         yield passed
     finally:
         hook.remove()
+
+
+# --- pFedMB's Figure 3: whether clients with the same classes come to use the same branch ---
+
+
+def shared_branches(alpha: Tensor) -> tuple[int, int]:
+    """Count the pairs (clients 2k and 2k+1) with both clients on the same branch, and the different branches of these.
+
+    `alpha` is clients × layers × branches. A client's branch is the one with its largest α, on average over layers.
+    """
+    own = [_branch(weights.tolist()) for weights in alpha.mean(1)]
+    shared = [one for one, other in zip(own[::2], own[1::2], strict=True) if one is not None and one == other]
+    return len(shared), len(set(shared))
+
+
+def _branch(weights: list[float]) -> int | None:
+    largest, *others = sorted(weights, reverse=True)
+    return weights.index(largest) if not others or largest - others[0] > CLEAR else None
+
+
+def alpha_over_rounds(result: RunResult) -> list[Plain]:
+    """Return the α of all clients after a few rounds of a run, and what they come to."""
+    recorded, last = result.observations.rounds(), result.rounds[-1].round
+    found = []
+    for number in (number for number in recorded if number in SHOWN or number == last):
+        alpha = result.observed(number)["alpha"]
+        pairs, branches = shared_branches(alpha)
+        weights = [[round(value, 4) for value in own] for own in alpha.mean(1).tolist()]
+        found.append({"round": number, "pairs": pairs, "branches": branches, "alpha": weights})
+    return found
+
+
+# --- PGFed's Figure 4: learning curves of new clients that fine-tune a finished run's model ---
+
+
+@dataclass(kw_only=True)
+class FineTuning(Record):
+    """The new clients' mean test accuracy before (entry 0) and after each epoch."""
+
+    accuracy: Annotated[list[float], Field(min_length=1)]
+
+
+def fine_tuning_curve(kept: Path, result: RunResult) -> list[float]:
+    """Compute the curve that a run's evaluation on new clients ends with, once, and keep it in a file."""
+    if not kept.is_file():
+        with isolated():
+            found = _curve(result)
+        write_atomically(kept, seal({"accuracy": found}))
+    return read_sealed(kept, FineTuning.from_json).accuracy
+
+
+def _curve(result: RunResult) -> list[float]:
+    simulation, protocol = result.simulation, result.experiment.evaluation
+    method, server, data = simulation.loop.method, simulation.server, simulation.data
+    terms = replace(simulation.prepared.terms, fine_tune=protocol.fine_tune, on_train=False)
+    message, shared = method.broadcast(server), method.global_model(server) if protocol.model == "global" else None
+    measured = {}
+    for number in sorted(data.new):
+        site = Site(number, data.client(number), terms)
+        start = method.personal_model(site.client(simulation.finished, {}), message) if shared is None else shared
+        measured[number] = [site.measure(theta) for theta in site.fine_tuning_path(start)]
+    epochs = range(protocol.fine_tune + 1)
+    means = [averages({c: of[k] for c, of in measured.items()}, protocol.average, result.metric) for k in epochs]
+    return [mean.accuracy for mean in means if mean.accuracy is not None]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._common.text import percent
 from fedtailor.data import FederatedData
 from fedtailor.training.inputs import Held, tensors
 from fedtailor.training.metrics import Targets
@@ -29,6 +30,23 @@ class Skew:
     label_by_chance: float  # the same in a random partition
     feature: float  # share of the features' variance within a class that goes with the client, chance taken off
     targets: Targets = "classes"
+
+    def sentences(self) -> list[str]:
+        """Say how far the clients' targets and features differ."""
+        beside = "more than" if self.label > 1.5 * self.label_by_chance else "about as much as"
+        chance = f"{beside} chance would give ({percent(self.label_by_chance)} %)"
+        targets = {
+            "classes": f"Labels: a client's classes differ from everybody's by {percent(self.label)} % on average, "
+            f"{chance}.",
+            "labels": f"Labels: a client has a label more or less often than everybody by {percent(self.label)} % on "
+            f"average, {chance}.",
+            "numbers": f"Targets: {percent(self.label)} % of what varies goes with the client, {chance}.",
+        }
+        within = " within a class" if self.targets == "classes" else ""
+        return [
+            targets[self.targets],
+            f"Features: {percent(self.feature)} % of what varies{within} goes with the client.",
+        ]
 
 
 def measure_skew(data: FederatedData, seed: int) -> Skew:

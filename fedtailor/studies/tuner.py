@@ -30,10 +30,9 @@ from fedtailor.server.evaluation import chosen_round
 from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
 from fedtailor.studies.measures import validation_score
-from fedtailor.studies.proposals import check_installed, propose
 from fedtailor.studies.ranges import check_only, search_ranges
 from fedtailor.studies.runner import PreparedRuns, perform, run_name
-from fedtailor.studies.trials import Budget, Trial, Trials, Tuned
+from fedtailor.studies.trials import Budget, Trial, Trials, Tuned, check_installed, propose
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY
 

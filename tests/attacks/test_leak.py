@@ -12,8 +12,7 @@ from PIL import Image
 
 import fedtailor as ft
 from fedtailor.attacks.inversion import Attack, read_labels, total_variation
-from fedtailor.attacks.leakage import Leakage
-from fedtailor.attacks.picture import picture
+from fedtailor.attacks.leakage import Leakage, picture
 from fedtailor.attacks.study import Question
 from fedtailor.engines.preparation import partition_data
 from tests.attacks.parts import SMALL, matched, study

@@ -732,14 +732,14 @@ FAULTS = [
     ),
     Fault(
         "hashed validation samples are test samples",
-        "fedtailor/data/hash_split.py",
+        "fedtailor/data/splits.py",
         "np.where(place < test, TEST",
         "np.where(place < test + validation, TEST",
         "tests/data/test_hashing.py::test_shares_are_those_asked_for",
     ),
     Fault(
         "the salt of a hash split is not the seed",
-        "fedtailor/data/hash_split.py",
+        "fedtailor/data/splits.py",
         'f"fedtailor split {seed}\\n"',
         'f"fedtailor split\\n"',
         "tests/data/test_hashing.py::test_no_row_is_moved_by_another_or_by_the_order",

@@ -19,12 +19,12 @@ pytest.importorskip("nvflare", reason="the extra nvflare is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from fedtailor.sites.kits.certificates import read_certificate
-from fedtailor.sites.kits.project import project
-from fedtailor.sites.kits.tools import nvflare
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.sites.kits import Finding, doctor, make_kits
+from fedtailor.sites.kits.certificates import read_certificate
+from fedtailor.sites.kits.project import project
+from fedtailor.sites.kits.tools import nvflare
 from tests.sites.kits import plan
 
 SITE_DEFAULTS = {"byoc", "shell", "prying", "classes", "logs", "guard"}

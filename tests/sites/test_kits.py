@@ -14,12 +14,12 @@ pytest.importorskip("nvflare", reason="the extra nvflare is not installed")
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
-from fedtailor.sites.kits.certificates import fingerprint_of, read_certificate
-from fedtailor.sites.kits.exchange import make_request
-from fedtailor.sites.kits.policies import GUARD, ROSTER, SERVER_CLASSES, SITE_CLASSES
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.sites.kits import Sent, approve, doctor, install, make_kits, request_kit
+from fedtailor.sites.kits.certificates import fingerprint_of, read_certificate
+from fedtailor.sites.kits.exchange import make_request
+from fedtailor.sites.kits.policies import GUARD, ROSTER, SERVER_CLASSES, SITE_CLASSES
 from fedtailor.sites.plan import read_plan
 from fedtailor.sites.site_file import read_site
 from tests.cli.calling import Call, call, done, refusal

@@ -326,7 +326,7 @@ def test_advise_says_when_the_samples_cannot_tell(call: Call) -> None:  # noqa: 
 
 def test_the_words_of_each_answer() -> None:
     from fedtailor.cli.advise import command
-    from fedtailor.studies.advised import sentences
+    from fedtailor.studies.advice import sentences
 
     def answer(chosen: str | None, gain: float, **settings: Any) -> Advice:
         race = [candidate("ditto", 0.8 + gain), candidate(GLOBAL, 0.8)]

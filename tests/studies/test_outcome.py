@@ -17,11 +17,10 @@ from fedtailor.client.sites import Site
 from fedtailor.reporting.marks import Curve
 from fedtailor.reporting.reproduced import draw_outcome, figure_of
 from fedtailor.server.records import Plain
-from fedtailor.studies.branches import shared_branches
 from fedtailor.studies.measures import individual_gains
 from fedtailor.studies.outcome import add_histogram, add_speedups, further_tables, last_round, markdown
 from fedtailor.studies.presets import Preset, Row, find_preset
-from fedtailor.studies.reproduction import Reproduction
+from fedtailor.studies.reproduction import Reproduction, shared_branches
 from tests.studies.parts import SMALL, work
 
 
