@@ -10,7 +10,7 @@ several rounds counts. Ray listens on all interfaces while this runs.
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -55,10 +55,12 @@ class Doing:
         assert reply.upload["theta"].shape == state["own"].shape
         return reply
 
-    def handle(self, request: Request) -> Reply:
-        return self.finish(request, *self.work(request, self.begin(request)))
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        return (self.finish(request, *self.work(request, self.begin(request))) for request in requests)
 
-    def accept(self, clients: Sequence[int]) -> None: ...
+    def close(self) -> None: ...
+
+    def accept(self, clients: Sequence[int], /) -> None: ...
 
     def save(self) -> None: ...
 

@@ -31,7 +31,7 @@ from fedtailor.experiment import make_experiment
 from fedtailor.messages.store import Store
 from fedtailor.method import Message, Server
 from fedtailor.methods import all_methods, find_method
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.training.layout import Layout
 
 SHAPE, CLASSES, CNN = (3, 32, 32), 10, 878_538  # the shape of CIFAR-10, and the FedAvg CNN's parameters there

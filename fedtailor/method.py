@@ -365,26 +365,28 @@ def expected_upload(method: Method, server: Server, client: int) -> State:
 def check_upload(
     method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0, private: bool = False
 ) -> None:
-    """Refuse named tensors that are not what the method declares to upload: other names or, at the server, other shapes
-    or types."""
+    """Refuse what is not the named tensors that the method declares to upload: other names or, at the server, other
+    shapes or types."""
     declared = method.uploaded - (method.recorded if private else set())
     if missing := sorted(declared - upload.keys()):
         raise ValueError(f"its upload lacks {missing[0]!r}, which {type(method).__name__} declares in `uploads`")
-    if unknown := sorted(upload.keys() - declared):
+    if unknown := sorted(upload.keys() - declared, key=str):
         raise ValueError(f"its upload has {unknown[0]!r}, which {type(method).__name__} does not declare in `uploads`")
     if server is None:
         return
     expected = expected_upload(method, server, client)
     for name in sorted(upload):  # so that what is said does not depend on the order of arrival
         tensor, like = upload[name], expected[name]
-        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+        if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             raise ValueError(
                 f"its upload {name!r} is {_kind(tensor)}, where {type(method).__name__} declares {_kind(like)} (see "
                 "`upload_like`)"
             )
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Any) -> str:
     """Say in words what type and shape a tensor has."""
+    if not isinstance(tensor, Tensor):
+        return f"a {type(tensor).__name__}"
     shape = "×".join(map(str, tensor.shape))
     return f"{str(tensor.dtype).removeprefix('torch.')} " + (f"of shape {shape}" if shape else "(one number)")

@@ -20,7 +20,7 @@ import fedtailor as ft
 from fedtailor._common.errors import FedtailorError
 from fedtailor.messages import Reply
 from fedtailor.method import Uploads
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.loop import Loop
 from tests.spy import find, reachable
 

@@ -18,14 +18,13 @@ from fedtailor.attacks.inversion import Attack, Inversion, OnStep, Samples, inve
 from fedtailor.attacks.leakage import Leakage, Row
 from fedtailor.attacks.scores import Score, assigned, score
 from fedtailor.data import Clients, Dataset, FederatedData
-from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.runs import importable_name, names_and_objects
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment, Settings, make_experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import NEVER, Reply, Request, State, Train, copied
-from fedtailor.messages.transport import Place
+from fedtailor.messages.transport import Relay, Transport
 from fedtailor.method import Method
 from fedtailor.models import ModelLike
 from fedtailor.training.isolation import isolated
@@ -37,10 +36,10 @@ MOST_STEPS = 10  # of a client that an attack follows one by one
 OnMethod = Callable[[str], None]
 
 
-class Listener(InProcess):
+class Listener(Relay):
     """A transport at which the server writes down what it sends to some clients, and what they upload."""
 
-    def __init__(self, sites: Place, clients: Sequence[int]) -> None:
+    def __init__(self, sites: Transport, clients: Sequence[int]) -> None:
         super().__init__(sites)
         self._clients = clients
         self.heard: dict[int, tuple[Train, State]] = {}
@@ -113,11 +112,11 @@ class Study:
     def _drawn(self, data: FederatedData) -> list[int]:
         """The attacked clients: the first participants of the round."""
         experiment, wanted = self.experiments[0], self.question.victims
-        training = list(range(data.n_clients - len(data.new)))
-        drawn = Participation.parse(experiment.participation).draw(training, experiment.seed, self.question.round)
+        training, round = data.n_clients - len(data.new), self.question.round
+        drawn = Participation.parse(experiment.participation).draw(training, experiment.seed, round)
         if len(drawn) < wanted:
             raise FedtailorError(
-                f"{len(drawn)} clients take part in round {self.question.round}, so {wanted} cannot be attacked: take "
+                f"{len(drawn)} clients take part in round {round}, so {wanted} cannot be attacked: take "
                 "fewer --victims, or a larger --participation."
             )
         return drawn[:wanted]

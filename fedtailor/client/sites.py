@@ -1,13 +1,13 @@
 """The client's side: a site is one client with its own data, and does its work on request; the sites of one place share
 its memory and its network, and keep their states in the order in which they become current.
 
-In a simulation all clients live in one place; at a hospital it is one. A transport hands requests to `begin`, `work`
-and `finish`, of which only `work` may run in another process: it has no effect on anything here.
+In a simulation all clients live in one place; at a hospital it is one. Workers get requests by `begin`, `work` and
+`finish`, of which only `work` may run in another process: it has no effect on anything here.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -64,12 +64,12 @@ class Site:
     number: int
     data: ClientData
     terms: Terms
-    # Number of output units used for this client: K_i if labels and head are per client, else None (all). Unused units
-    # get no gradient and are never predicted.
-    n_outputs: int | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.n_outputs = self.data.n_classes if self.terms.method.personal_head else None
+    @property
+    def n_outputs(self) -> int | None:
+        """Number of output units used for this client: K_i if labels and head are per client, else None (all). Unused
+        units get no gradient and are never predicted."""
+        return self.data.n_classes if self.terms.method.personal_head else None
 
     def client(self, round: int, state: State) -> Client:
         """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
@@ -180,13 +180,11 @@ class Site:
         client.descend(theta, epochs=self.terms.fine_tune, steps=None, purpose="fine-tuning", each_step=keep)
         return path
 
-    def measure(self, theta: Tensor) -> Measured:
-        """Measure a model on this site's held-out samples."""
-        return self.metrics(theta, outputs(self.terms.network, theta, self.data.held_out))
-
-    def metrics(self, theta: Tensor, scores: Tensor) -> Measured:
-        """The metrics of a model, from its outputs on the validation and test samples."""
+    def measure(self, theta: Tensor, scores: Tensor | None = None) -> Measured:
+        """Measure a model on this site's held-out samples; `scores` are its outputs on them, where they are known."""
         terms, data, y = self.terms, self.data, self.data.validation[1]
+        if scores is None:
+            scores = outputs(terms.network, theta, data.held_out)
         parts = {"validation": (scores[: len(y)], y), "test": (scores[len(y) :], data.test[1])}
         if terms.on_train:
             parts["train"] = outputs(terms.network, theta, data.train[0]), data.train[1]
@@ -204,7 +202,7 @@ def measure_together(sites: Sequence[Site], theta: Tensor) -> list[Measured]:
     """Measure one model for several sites of one place, after one pass over all their held-out samples."""
     held_out = [site.data.held_out for site in sites]
     scores = outputs(sites[0].terms.network, theta, join(held_out)).split([len(x) for x in held_out])
-    return [site.metrics(theta, piece) for site, piece in zip(sites, scores, strict=True)]
+    return [site.measure(theta, piece) for site, piece in zip(sites, scores, strict=True)]
 
 
 def declarations(data: FederatedData, fingerprint: str) -> list[Declaration]:
@@ -216,11 +214,16 @@ def declarations(data: FederatedData, fingerprint: str) -> list[Declaration]:
 
 @dataclass
 class Sites:
-    """All clients of this place. Nobody but the owner of a transport holds a reference to it."""
+    """All clients of this place, and the transport that does their work in this process, one request after the other.
+    The server holds no reference to it."""
 
     data: FederatedData
     terms: Terms
     store: Store
+
+    def __post_init__(self) -> None:
+        store = self.store  # which has the commit rule
+        self.accept, self.save, self.prune, self.restore = store.accept, store.save, store.prune, store.restore
 
     @classmethod
     def at(cls, data: FederatedData, terms: Terms, directory: Path | None, on_disk: bool = False) -> "Sites":
@@ -239,7 +242,14 @@ class Sites:
         self.terms.network.reset(self.terms.initial)
         return replace(self, store=Store(None, "client"))
 
+    def close(self) -> None:
+        """End nothing."""
+
     # --- requests ---
+
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """Answer requests here and now, and yield the replies as they come."""
+        return map(self.handle, self.split(requests))
 
     def split(self, requests: Sequence[Request]) -> list[Request]:
         """Cut requests that concern several clients into pieces for one pass each."""
@@ -343,24 +353,6 @@ class Sites:
     def _held_out(self) -> list[int]:
         """The number of validation and test samples of each client."""
         return [place[3] - place[1] for place in self.data.places]
-
-    # --- the commit rule ---
-
-    def accept(self, clients: Sequence[int]) -> None:
-        """Make the states that these clients proposed current: the server has accepted their round."""
-        self.store.accept(clients)
-
-    def save(self) -> None:
-        """Make the current states durable."""
-        self.store.save()
-
-    def prune(self) -> None:
-        """Remove saved states that are no longer current: the server has written down the new ones."""
-        self.store.prune()
-
-    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
-        """Go back to the states that the server's checkpoint names."""
-        self.store.restore(versions, sweep)
 
     def personal_model(self, client: int, round: int, message: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The model that a client predicts with now."""

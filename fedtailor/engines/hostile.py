@@ -18,9 +18,9 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.data import FederatedData
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.attack import Attack
-from fedtailor.messages import Declaration, Reply, Request, State, Train
+from fedtailor.messages import Reply, Request, State, Train
 from fedtailor.messages.store import Store
-from fedtailor.messages.transport import Transport
+from fedtailor.messages.transport import Relay, Transport
 from fedtailor.method import Each, Method
 from fedtailor.training.inputs import sample_shape
 from fedtailor.training.streams import numpy_stream, torch_stream
@@ -130,7 +130,7 @@ def as_it_is(request: Request, reply: Reply) -> Reply:
     return reply
 
 
-class Tampering:
+class Tampering(Relay):
     """A transport that changes the uploads of hostile clients, and passes on all else.
 
     `memory` keeps what is replayed. `carry` brings a changed reply to the server, as the transport would.
@@ -146,20 +146,9 @@ class Tampering:
         memory: Store,
         carry: Carry = as_it_is,
     ) -> None:
-        self._inner, self._attack, self._hostile, self._method = inner, attack, frozenset(hostile), method
+        super().__init__(inner)
+        self._attack, self._hostile, self._method = attack, frozenset(hostile), method
         self._seed, self._memory, self._carry = seed, memory, carry
-
-    @property
-    def workers(self) -> int:
-        return self._inner.workers
-
-    @workers.setter
-    def workers(self, number: int) -> None:
-        self._inner.workers = number
-
-    def declare(self) -> list[Declaration]:
-        """Ask the sites to join."""
-        return self._inner.declare()
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """Send requests and yield the replies as they come. Hostile clients that collude reply last, together."""
@@ -260,29 +249,25 @@ class Tampering:
 
     # --- the commit rule ---
 
-    def accept(self, clients: Sequence[int]) -> None:
+    def accept(self, clients: Sequence[int], /) -> None:
         """Tell these sites that their round counts."""
-        self._inner.accept(clients)
+        super().accept(clients)
         self._memory.accept(clients)
 
     def save(self) -> None:
         """Make the sites' states durable, and what is replayed."""
-        self._inner.save()
+        super().save()
         self._memory.save()
 
     def prune(self) -> None:
         """Tell the sites that the server's checkpoint names the saved states."""
-        self._inner.prune()
+        super().prune()
         self._memory.prune()
 
     def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
         """Go back to the states that a checkpoint names. What is replayed is read when a client trains again."""
-        self._inner.restore(versions, sweep)
+        super().restore(versions, sweep)
         self._memory.restore({}, sweep=False)
-
-    def close(self) -> None:
-        """End what was started."""
-        self._inner.close()
 
 
 def _noise_like(change: Tensor, factor: float, stream: torch.Generator) -> Tensor:

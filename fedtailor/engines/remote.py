@@ -15,8 +15,6 @@ from fedtailor.messages.letters import as_letter, as_reply
 class Remote:
     """Sites behind a channel: client number i is the site names[i]. A letter is answered within `deadline` seconds."""
 
-    workers = 1
-
     def __init__(
         self,
         channel: Channel,

@@ -4,7 +4,6 @@ import multiprocessing
 import sys
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.memory import keep_freed_memory
 from fedtailor.engines.processes import Processes
 from fedtailor.engines.workers import cores
@@ -36,7 +35,7 @@ def make_transport(
         raise FedtailorError(
             "A deadline needs worker processes (Linux, the CPU, no --engine in-process): leave out one or the other."
         )
-    return InProcess(sites)
+    return sites
 
 
 def _make_actors(

@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Generic, Protocol, TypeVar
 
-from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.queue import Queue
 from fedtailor.messages import Reply, Request, State
-from fedtailor.messages.transport import Place
+from fedtailor.messages.transport import Place, Relay
 
 ATTEMPTS = 3  # how often a client's work is begun again after its worker died
 PATIENCE = 0.5  # seconds after which one looks whether workers that say nothing are alive
@@ -47,7 +46,7 @@ class Worker(Protocol):
 W = TypeVar("W", bound=Worker)
 
 
-class Workers(InProcess, Generic[W]):
+class Workers(Relay, Generic[W]):
     """Workers for a run. States stay here; only work goes to them.
 
     `deadline` is the time in seconds that a worker has for one request.
@@ -55,7 +54,7 @@ class Workers(InProcess, Generic[W]):
 
     def __init__(self, sites: Place, workers: int, deadline: float | None = None) -> None:
         super().__init__(sites)
-        self.workers = workers
+        self._sites, self.workers = sites, workers
         self._deadline = deadline
         self._all: list[W] = []
         self._idle: list[W] = []

@@ -72,16 +72,15 @@ class Participation:
         count = self.count(clients)
         return (self.most or clients) if count is None else count
 
-    def draw(self, clients: list[int], seed: int, round: int) -> list[int]:
-        """The participants of a round, in the order of their numbers: a function of the seed and the round alone."""
+    def draw(self, clients: int, seed: int, round: int) -> list[int]:
+        """Draw the participants of a round among so many clients, in the order of their numbers: a function of the
+        seed and the round alone."""
         stream = numpy_stream(seed, "participation", round)
         if self.kind == "all":
-            return sorted(clients)
-        count = self.count(len(clients))
+            return list(range(clients))
+        count = self.count(clients)
         if self.kind == "range":
             count = int(stream.integers(int(self.amount), self.most + 1))
         if count is None:
-            return [
-                client for client, luck in zip(clients, stream.random(len(clients)), strict=True) if luck < self.amount
-            ]
+            return [client for client, luck in enumerate(stream.random(clients)) if luck < self.amount]
         return sorted(int(client) for client in stream.choice(clients, count, replace=False))

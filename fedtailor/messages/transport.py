@@ -9,15 +9,13 @@ from fedtailor.messages import Declaration, Reply, Request, State
 class Transport(Protocol):
     """The server's way to its sites."""
 
-    workers: int
-
     def declare(self) -> list[Declaration]:
         """Ask the sites to join."""
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """Send requests and yield the replies as they come."""
 
-    def accept(self, clients: Sequence[int]) -> None:
+    def accept(self, clients: Sequence[int], /) -> None:
         """Tell these sites that their round counts."""
 
     def save(self) -> None:
@@ -33,29 +31,52 @@ class Transport(Protocol):
         """End what was started."""
 
 
-class Place(Protocol):
-    """The sites of one place, as a transport sees them. `work` has no effect, so it may run in another process."""
+class Place(Transport, Protocol):
+    """The sites of one place: the transport that does all work in this process, the reference for all others. Workers
+    take its requests one by one: `work` has no effect, so it may run in another process."""
 
-    def declare(self) -> list[Declaration]: ...
+    def without_states(self) -> "Place":
+        """Return the same sites without their states: all that `work` needs."""
 
-    def without_states(self) -> "Place": ...
+    def split(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Cut requests that concern several clients into pieces for one pass each."""
 
-    def split(self, requests: Sequence[Request]) -> Sequence[Request]: ...
+    def size(self, request: Request) -> int:
+        """Count the samples that a request goes through."""
 
-    def size(self, request: Request) -> int: ...
+    def begin(self, request: Request) -> State:
+        """Get the state that a request is to work with."""
 
-    def begin(self, request: Request) -> State: ...
+    def work(self, request: Request, state: State) -> tuple[Reply, State]:
+        """Do one request, and return the reply and the state after it."""
 
-    def work(self, request: Request, state: State) -> tuple[Reply, State]: ...
+    def finish(self, request: Request, reply: Reply, state: State) -> Reply:
+        """Keep the new state as a proposal."""
 
-    def finish(self, request: Request, reply: Reply, state: State) -> Reply: ...
 
-    def handle(self, request: Request) -> Reply: ...
+class Relay:
+    """A transport that passes everything on to another one, except for what a subclass does itself."""
 
-    def accept(self, clients: Sequence[int]) -> None: ...
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
 
-    def save(self) -> None: ...
+    def declare(self) -> list[Declaration]:
+        return self._inner.declare()
 
-    def prune(self) -> None: ...
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        return self._inner.ask(requests)
 
-    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None: ...
+    def accept(self, clients: Sequence[int], /) -> None:
+        self._inner.accept(clients)
+
+    def save(self) -> None:
+        self._inner.save()
+
+    def prune(self) -> None:
+        self._inner.prune()
+
+    def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
+        self._inner.restore(versions, sweep)
+
+    def close(self) -> None:
+        self._inner.close()

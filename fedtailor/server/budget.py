@@ -176,13 +176,13 @@ def _check_sample_level(experiment: Experiment) -> None:
 
 def settled(experiment: Experiment, budget: Budget) -> Budget:
     """Find the noise, if it is not given, for all rounds of the experiment; refuse a limit that one round exceeds."""
-    training, limit = list(range(budget.clients)), budget.limit
+    limit, draw = budget.limit, budget.participation.draw
     if budget.privacy.noise is not None:
-        if limit is not None and (why := budget.exhausted([], training)):
+        if limit is not None and (why := budget.exhausted([], list(range(budget.clients)))):
             raise FedtailorError(f"No round fits the budget: {why}; give more noise, or a larger --epsilon.")
         return budget
     assert limit is not None  # without both, `wanted_privacy` has refused
-    called = [budget.participation.draw(training, experiment.seed, number + 1) for number in range(experiment.rounds)]
+    called = [draw(budget.clients, experiment.seed, number + 1) for number in range(experiment.rounds)]
     noise = noise_for(limit, lambda noise: budget.planned(called, noise).epsilon)
     return replace(budget, privacy=budget.privacy.model_copy(update={"noise": noise}))
 

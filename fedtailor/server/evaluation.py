@@ -12,7 +12,7 @@ from fedtailor.experiment import Evaluation
 from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Metrics, Reply, Request
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server
-from fedtailor.server.records import Averages, ClientsRecord, RoundRecord, finite
+from fedtailor.server.records import Averages, ClientsRecord, RoundRecord
 from fedtailor.training.metrics import ACCURACY, LOSS, METRICS, Metric
 
 MEASURED = (*METRICS, "own")
@@ -144,9 +144,24 @@ class Evaluator:
         return requests, [request.client for request in requests]
 
 
+def clients_record(
+    number: int, measured: dict[int, Measured], bytes_down: dict[int, int], bytes_up: dict[int, int]
+) -> ClientsRecord:
+    """Make the record of all clients in a round. Metrics that are NaN or infinite become None, and are named."""
+    record = ClientsRecord(round=number, results=dict(measured), bytes_down=bytes_down, bytes_up=bytes_up)
+    for client, of_client in measured.items():
+        for split, metrics in of_client.items():
+            values = {name: value for name in MEASURED if (value := getattr(metrics, name)) is not None}
+            if lost := [name for name, value in values.items() if not isfinite(value)]:
+                record.not_finite.setdefault(client, {})[split] = lost
+                known = Metrics(**{**values, **dict.fromkeys(lost), "n_samples": metrics.n_samples})
+                record.results[client] = {**record.results[client], split: known}
+    return record
+
+
 def _as_measured(record: ClientsRecord, client: int) -> Measured:
-    """The metrics behind a client's record: those that were no finite numbers are None there. (An older version's
-    record does not name them: it is the loss.)"""
+    """Return the metrics behind a client's record, where those that were no finite numbers are None. (An older
+    version's record does not name them: it is the loss.)"""
     measured = {}
     for split, metrics in record.results[client].items():
         lost = {"loss"} if metrics.loss is None and (metrics.accuracy is not None or metrics.n_samples > 0) else set()
@@ -164,49 +179,37 @@ def check_measured(measured: Measured, splits: Sequence[str]) -> None:
     for split, metrics in measured.items():
         if split not in splits or not isinstance(metrics, Metrics):
             raise ValueError(f"its metrics on {shown(split)} were not asked for, or are none")
-        for name in (each.name for each in fields(metrics)):
-            if not _possible(name, value := getattr(metrics, name)):
-                what = f"number of {split}" if name == "n_samples" else f"{name.replace('_', ' ')} on {split}"
-                raise ValueError(f"its {what} samples is {shown(value)}")
-
-
-def _possible(name: str, value: object) -> bool:
-    """Find out whether a metric can have this value. NaN and infinity are those of a training that diverged."""
-    if name == "n_samples":
-        return type(value) is int and 0 <= value <= MOST_SAMPLES
-    if name in SHARES and isinstance(value, float) and isfinite(value):
-        return 0 <= value <= 1
-    return value is None or isinstance(value, float)
+        if type(count := metrics.n_samples) is not int or not 0 <= count <= MOST_SAMPLES:
+            raise ValueError(f"its number of {split} samples is {shown(count)}")
+        for name in MEASURED:
+            value = getattr(metrics, name)
+            possible = value is None or isinstance(value, float)  # NaN and infinity: its training diverged
+            if not possible or (value is not None and name in SHARES and isfinite(value) and not 0 <= value <= 1):
+                raise ValueError(f"its {name.replace('_', ' ')} on {split} samples is {shown(value)}")
 
 
 def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCURACY) -> Averages:
     """Average the metrics of all clients: over clients, or over the samples of the split (`average = "sample"`).
     The spread over clients and the worst of them are by the metric that decides."""
-    ordered = [measured[client] for client in sorted(measured)]
-
-    def values(split: str, name: str) -> tuple[list[float], list[int]]:
-        pairs = [(getattr(m[split], name), m[split].n_samples) for m in ordered if split in m]
-        return [v for v, _ in pairs if v is not None], [n for v, n in pairs if v is not None]
-
-    def mean(split: str, name: str) -> float | None:
-        found, weights = values(split, name)
-        if not found:
-            return None
-        by_samples = (average == "sample" or split == "train") and any(weights)
-        return finite(float(np.average(found, weights=weights if by_samples else None)))
-
-    std, worst_decile = _spread(values("test", metric.field)[0], metric.higher_is_better)
-    accuracy_std, accuracy_worst_decile = _spread(values("test", "accuracy")[0], higher_is_better=True)
+    values: dict[str, list[float]] = {}
+    means: dict[str, float] = {}
+    for split, of_split in (("", "test"), ("validation_", "validation"), ("train_", "train")):
+        metrics = [measured[client][of_split] for client in sorted(measured) if of_split in measured[client]]
+        for name in MEASURED:
+            pairs = [(value, of.n_samples) for of in metrics if (value := getattr(of, name)) is not None]
+            values[split + name], weights = [value for value, _ in pairs], [count for _, count in pairs]
+            by_samples = (average == "sample" or split == "train_") and any(weights)
+            if pairs and isfinite(mean := np.average(values[split + name], weights=weights if by_samples else None)):
+                means[split + name] = float(mean)
+    std, worst_decile = _spread(values[metric.field], metric.higher_is_better)
+    accuracy_std, accuracy_worst_decile = _spread(values["accuracy"], higher_is_better=True)
     return Averages(
-        **{name: mean("test", name) for name in MEASURED},
-        **{f"validation_{name}": mean("validation", name) for name in MEASURED},
+        **{name: mean for name, mean in means.items() if name in AVERAGED},
         std=std,
         worst_decile=worst_decile,
         accuracy_std=accuracy_std,
         accuracy_worst_decile=accuracy_worst_decile,
-        train_loss=mean("train", "loss"),
-        train_accuracy=mean("train", "accuracy"),
-        evaluated=len(values("test", "loss")[0]),
+        evaluated=len(values["loss"]),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.aggregation_rule import Rule
@@ -16,17 +18,18 @@ from fedtailor.experiment.participation import Participation
 from fedtailor.messages import NEVER, Message, Reply, Size, Train, check_tensors, sizes
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
-from fedtailor.server.aggregation import make_aggregator
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator, make_aggregator
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.evaluation import Evaluated, Evaluator, averages, early_stop
+from fedtailor.server.evaluation import Evaluated, Evaluator, averages, clients_record, early_stop
 from fedtailor.server.failures import Failures
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import ClientsRecord, RoundRecord, finite
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.metrics import ACCURACY, Metric
-from fedtailor.training.streams import seed_network, torch_seed, torch_stream
+from fedtailor.training.streams import torch_seed, torch_stream
+
+HOOKS = ("start", "join", "send", "receive", "evaluation", "observe")  # a method's functions at the server
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Loop:
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
+        self._turn_to(0)
         with self._phase("", "start"):
             self.method.start(self.server)
             check_tensors("the server's state", self.server.state)
@@ -84,7 +88,7 @@ class Loop:
         """Read the last checkpoint. `sweep` removes what a killed run left behind."""
         saved = self.checkpoint.read(sweep)
         self.finished, self.server.state, self.versions = saved.round, saved.state, saved.versions
-        self.server.round = self.finished
+        self._turn_to(self.finished)
         self._admit()
         transport.restore(self.versions, sweep)
 
@@ -173,7 +177,7 @@ class Loop:
         if self.budget is not None:
             self._account(record, self.budget)
         self.rounds.append(record)
-        clients = ClientsRecord.of(number, found.measured, down, up)
+        clients = clients_record(number, found.measured, down, up)
         if self.directory is None:
             self.clients.append(clients)
         else:
@@ -182,23 +186,26 @@ class Loop:
         return record
 
     def call(self, number: int) -> list[int]:
-        """Begin a round: draw who takes part in it."""
-        server = self.server
-        server.round, server.participants = number, self._drawn(number)
-        server.random = torch_stream(self.experiment.seed, "server", number)
+        """Begin a round: draw who takes part in it. New clients, numbered behind the others, do not."""
+        server, seed = self.server, self.experiment.seed
+        server.participants = self._participation.draw(len(server.n_samples), seed, number)
+        server.random = torch_stream(seed, "server", number)
+        self._turn_to(number)
         return server.participants
 
-    def _drawn(self, number: int) -> list[int]:
-        """Draw the participants of a round."""
-        training = list(range(len(self.server.n_samples)))  # new clients are numbered behind them
-        return self._participation.draw(training, self.experiment.seed, number)
+    def _turn_to(self, number: int) -> None:
+        """Turn to a round. Each of the method's functions has a seed in it: what it draws from PyTorch's own generator
+        does not depend on who drew before."""
+        self.server.round = number
+        self._seeds = {what: torch_seed(self.experiment.seed, what, number) for what in HOOKS}
 
     def _account(self, record: RoundRecord, budget: Budget) -> None:
         """Write down what the rounds have cost of the privacy, and whether one more is affordable."""
         rounds = [*self.rounds, record]
         record.epsilon, record.epsilon_rdp = map(finite, budget.after(rounds))
         if record.round < self.experiment.rounds:
-            record.stop = budget.exhausted(rounds, self._drawn(record.round + 1))
+            training, seed = len(self.server.n_samples), self.experiment.seed
+            record.stop = budget.exhausted(rounds, self._participation.draw(training, seed, record.round + 1))
 
     def _train(
         self, number: int, transport: Transport
@@ -264,7 +271,6 @@ class Loop:
         reply = replies[client]
         if not reply.error:
             try:
-                check_tensors("its upload", reply.upload)
                 check_upload(self.method, reply.upload, self.server, client, self.budget is not None)
                 received |= sizes("its upload", {client: reply.upload}, finite=True)
                 reply.bytes_up = received[client].bytes
@@ -281,11 +287,10 @@ class Loop:
     @contextmanager
     def _phase(self, phase: str, what: str = "") -> Iterator[None]:
         """Do a part of a round, and count its seconds. `what` is one of the method's functions at the server: it is
-        named if something goes wrong there, and what it draws from PyTorch's own generator does not depend on who drew
-        before."""
-        begin, server = time.perf_counter(), self.server
+        named if something goes wrong there."""
+        begin = time.perf_counter()
         if what:
-            seed_network(torch_seed(self.experiment.seed, what, server.round), server.initial.device)
+            torch.manual_seed(self._seeds[what])
         try:
             yield
         except FedtailorError:
@@ -293,7 +298,7 @@ class Loop:
         except Exception as error:  # a method's own fault, of any kind
             if not what:
                 raise
-            where = f"{self.title}, round {server.round}, {what}"
+            where = f"{self.title}, round {self.server.round}, {what}"
             if self.experiment.debug:
                 error.add_note(f"In {where}.")
                 raise

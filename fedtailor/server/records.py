@@ -6,7 +6,7 @@ Reading is strict: a number is a finite one, and a whole one where it counts som
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -141,25 +141,6 @@ class ClientsRecord(Record):
     bytes_down: dict[Count, Count] = field(default_factory=dict)
     bytes_up: dict[Count, Count] = field(default_factory=dict)
     not_finite: dict[Count, dict[str, list[str]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, round: int, measured: dict[int, Measured], down: dict[int, int], up: dict[int, int]) -> Self:
-        """Make the record of a round. Metrics that are NaN or infinite become None, and are named."""
-        record = cls(round=round, results=dict(measured), bytes_down=down, bytes_up=up)
-        for client, of_client in measured.items():
-            bad = {
-                split: [
-                    name for name in METRICS if finite(value := getattr(metrics, name)) is None and value is not None
-                ]
-                for split, metrics in of_client.items()
-            }
-            if any(bad.values()):
-                record.not_finite[client] = {split: names for split, names in bad.items() if names}
-                record.results[client] = {
-                    split: Metrics(**{**asdict(metrics), **dict.fromkeys(bad[split])})
-                    for split, metrics in of_client.items()
-                }
-        return record
 
     def plain(self) -> Plain:
         """All fields as JSON has them: text for keys, no entry for a metric that is not defined."""

@@ -61,8 +61,10 @@ class Pretended:
         assert reply.error or state["after"] == request.client + 1
         return reply
 
-    def handle(self, request: Request) -> Reply:
-        return self.finish(request, *self.work(request, self.begin(request)))
+    def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        return (self.finish(request, *self.work(request, self.begin(request))) for request in self.split(requests))
+
+    def close(self) -> None: ...
 
     def accept(self, clients: Sequence[int]) -> None:
         self.events += [("accept", client) for client in clients]

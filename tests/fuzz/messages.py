@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.simulation import Simulation
 from fedtailor.messages import Message, Reply, Request, Train, frame, unframe
+from fedtailor.messages.transport import Relay
 from fedtailor.methods import CATALOGUE
 from fedtailor.training.isolation import isolated
 from tests.helpers import make_simulation
@@ -60,7 +60,7 @@ def strange_upload(luck: random.Random, upload: Message) -> dict[Any, Any]:
     return changed
 
 
-class Hostile(InProcess):
+class Hostile(Relay):
     """A transport whose clients are honest half of the time."""
 
     def __init__(self, sites: Any, luck: random.Random) -> None:

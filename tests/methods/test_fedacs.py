@@ -15,7 +15,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.method import Server
 from fedtailor.methods.fedacs import FedACS
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.training.layout import Layout
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
 from tests.methods.problems import EXACT, MOMENTUM, SMALL, Problem, close, on_a_network, on_both, watched, who

@@ -11,7 +11,7 @@ import fedtailor as ft
 from fedtailor import method as foundation
 from fedtailor.method import Server
 from fedtailor.methods.fedamp import FedAMP
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.training.layout import Layout
 from tests.helpers import Quadratic, assert_same, digits, final, mean_output, quadratic_clients
 from tests.methods.problems import EXACT, MOMENTUM, SMALL, close, on_both, watched, who

@@ -9,7 +9,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.method import Server
 from fedtailor.methods.ifca import IFCA
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.training.layout import Layout
 from tests.helpers import Quadratic, digits, final, mean_output, quadratic_clients
 from tests.methods.problems import EXACT, MOMENTUM, SMALL, close, watched, who

@@ -12,7 +12,7 @@ import fedtailor as ft
 from fedtailor.method import Total
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.pfedmb import PFedMB, project
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.loop import Loop
 from tests.helpers import assert_same, digits, final
 from tests.methods.problems import watched

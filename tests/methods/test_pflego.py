@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import fedtailor as ft
 from fedtailor.engines.simulation import Simulation
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.loop import Loop
 from tests.helpers import assert_same, digits, final
 from tests.reference.pflego import BODY, SlowPFLEGO, after_inner_steps, gradients, logits

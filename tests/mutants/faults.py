@@ -497,21 +497,21 @@ FAULTS = [
     # --- Aggregation ---
     Fault(
         "a mean by samples is a plain mean",
-        "fedtailor/server/aggregation/mean.py",
+        "fedtailor/server/aggregation/__init__.py",
         'torch.ones_like(n) if how.weights == "equal" else n',
         "torch.ones_like(n)",
         "tests/server/test_aggregation.py::test_a_mean_is_over_those_who_replied",
     ),
     Fault(
         "a mean counts those who did not reply",
-        "fedtailor/server/aggregation/mean.py",
+        "fedtailor/server/aggregation/__init__.py",
         "running.value / sum(shares[client] for client in self.clients)",
         "running.value / 1",
         "tests/server/test_aggregation.py::test_a_mean_is_over_those_who_replied",
     ),
     Fault(
         "uploads are added in the order of arrival",
-        "fedtailor/server/aggregation/mean.py",
+        "fedtailor/server/aggregation/__init__.py",
         "while self._next in self._waiting:",
         "for self._next in [*self._waiting]:",
         "tests/server/test_aggregation.py::test_the_order_of_arrival_is_not_seen_in_any_bit",

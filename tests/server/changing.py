@@ -7,29 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
-from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.runs import finish_run
 from fedtailor.engines.simulation import Simulation, create
 from fedtailor.experiment import make_experiment
 from fedtailor.messages import Evaluate, EvaluateShared, Reply, Request
+from fedtailor.messages.transport import Relay
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 4, "max_train": 20, "model": "mlp:8", "rounds": 3}
 Change = Callable[[Request, Reply], Reply | None]
 
 
-class Changed(InProcess):
+class Changed(Relay):
     """A transport that changes replies, or loses them."""
 
     def __init__(self, simulation: Simulation, change: Change) -> None:
         super().__init__(simulation.sites)
-        self.change = change
+        self.sites, self.change = simulation.sites, change
         self.asked: list[Request] = []
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
-        for request in self._sites.split(requests):
+        for request in self.sites.split(requests):
             self.asked.append(request)
-            if (reply := self.change(request, self._sites.handle(request))) is not None:
+            if (reply := self.change(request, self.sites.handle(request))) is not None:
                 yield reply
 
 

@@ -15,7 +15,7 @@ import fedtailor as ft
 from fedtailor.engines.workers import WINDOW
 from fedtailor.messages import Message
 from fedtailor.method import Total, Uploads
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.training.layout import Layout
 from tests.helpers import digits
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.engines.in_process import InProcess
 from fedtailor.messages import Reply, Request, Train
+from fedtailor.messages.transport import Relay
 from fedtailor.method import Uploads
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.reporting.tables import FORMATS, write_tables
@@ -282,7 +282,7 @@ def test_a_resumed_run_says_nothing_twice(tmp_path: Path) -> None:
     assert [record.warnings for record in result.rounds] == [{"the weather": "It rains in round 1."}, {}, {}, {}]
 
 
-class Confused(InProcess):
+class Confused(Relay):
     """A transport that delivers replies twice, from nobody, and one not at all."""
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
@@ -306,7 +306,7 @@ def test_a_reply_counts_once_and_only_if_it_was_asked_for() -> None:
     assert torch.equal(simulation.server.state["theta"], expected.server.state["theta"])
 
 
-class Deaf(InProcess):
+class Deaf(Relay):
     """A transport without client 0."""
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:

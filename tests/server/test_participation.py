@@ -8,10 +8,10 @@ from fedtailor.experiment.participation import Participation
 
 def test_a_fixed_number_or_fraction() -> None:
     for text, count in (("all", 20), ("6", 6), ("0.25", 5), ("0.01", 1), ("1.0", 20), ("25%", 5), ("0.29", 5)):
-        drawn = Participation.parse(text).draw(list(range(20)), seed=0, round=3)
+        drawn = Participation.parse(text).draw(20, seed=0, round=3)
         assert len(set(drawn)) == count, text
         assert drawn == sorted(drawn)
-    assert len(Participation.parse(0.29).draw(list(range(100)), 0, 1)) == 29  # 28.999… in floating point
+    assert len(Participation.parse(0.29).draw(100, 0, 1)) == 29  # 28.999… in floating point
 
 
 def test_the_papers_six_of_twenty_five() -> None:
@@ -20,7 +20,7 @@ def test_the_papers_six_of_twenty_five() -> None:
 
 def test_each_client_by_chance_and_possibly_nobody() -> None:
     chance = Participation.parse("independent:0.2")
-    draws = [chance.draw(list(range(10)), seed=0, round=number) for number in range(1, 1001)]
+    draws = [chance.draw(10, seed=0, round=number) for number in range(1, 1001)]
     sizes = [len(draw) for draw in draws]
     assert 0 in sizes
     assert sum(sizes) / 1000 == pytest.approx(2.0, abs=0.15)
@@ -29,7 +29,7 @@ def test_each_client_by_chance_and_possibly_nobody() -> None:
 
 def test_the_draw_depends_on_seed_and_round_alone() -> None:
     some = Participation.parse(3)
-    clients = list(range(30))
+    clients = 30
     assert some.draw(clients, 1, 5) == some.draw(clients, 1, 5)
     assert some.draw(clients, 1, 5) != some.draw(clients, 1, 6)
     assert some.draw(clients, 1, 5) != some.draw(clients, 2, 5)
@@ -61,7 +61,7 @@ def test_a_range_draws_the_number_anew() -> None:
     participation = Participation.parse("4-28")
     assert str(participation) == "4-28"
     assert participation.mean(50) == 16
-    counts = [len(participation.draw(list(range(50)), 0, number)) for number in range(400)]
+    counts = [len(participation.draw(50, 0, number)) for number in range(400)]
     assert (min(counts), max(counts)) == (4, 28)
     assert sum(counts) / len(counts) == pytest.approx(16, abs=1)
     with pytest.raises(ft.FedtailorError, match="28 clients cannot take part in a round: there are only 20"):

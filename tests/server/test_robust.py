@@ -14,7 +14,7 @@ from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.messages import Message
 from fedtailor.method import Total, Uploads
 from fedtailor.methods import all_methods, find_method
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregation.robust import NormBoundAggregator, RobustAggregator, bounded
 from fedtailor.training.layout import Layout
 from tests.helpers import assert_same, final

@@ -16,7 +16,7 @@ from fedtailor.messages import Message, State
 from fedtailor.method import Method, Server, Total, expected_upload
 from fedtailor.privacy.clipping import clipped, norm
 from fedtailor.privacy.noise import Noise
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 
 CLIP = "privacy/clip"  # the adaptive clip, in the server's state
 CLIP_RATE = 0.2  # of its geometric steps, η_C (Andrew et al. 2021)

@@ -13,7 +13,7 @@ from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import Message
 from fedtailor.method import Each, Mean, Method, Total, room
-from fedtailor.server.aggregation.mean import Aggregator
+from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregation.rules import (
     geometric_median,
     mean_of,
