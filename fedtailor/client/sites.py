@@ -7,7 +7,7 @@ In a simulation all clients live in one place; at a hospital it is one. Workers 
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -50,6 +50,7 @@ from fedtailor.training.streams import seed_network, torch_seed, torch_stream
 # Held-out samples of clients that are evaluated together: as many as make this number of requests, within these bounds.
 # The number of workers does not count, so that metrics do not depend on it.
 SHARED_REQUESTS, FEWEST, MOST = 16, 64, 1024
+MOST_SITES = 4096  # that are held in memory: some kilobytes each, beside their samples
 
 
 class SharedWriteError(FedtailorError):
@@ -64,12 +65,12 @@ class Site:
     number: int
     data: ClientData
     terms: Terms
+    # Number of output units used for this client: K_i if labels and head are per client, else None (all). Unused units
+    # get no gradient and are never predicted.
+    n_outputs: int | None = field(init=False)
 
-    @property
-    def n_outputs(self) -> int | None:
-        """Number of output units used for this client: K_i if labels and head are per client, else None (all). Unused
-        units get no gradient and are never predicted."""
-        return self.data.n_classes if self.terms.method.personal_head else None
+    def __post_init__(self) -> None:
+        self.n_outputs = self.data.n_classes if self.terms.method.personal_head else None
 
     def client(self, round: int, state: State) -> Client:
         """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
@@ -194,12 +195,15 @@ class Site:
         return {split: measure(found, y, *settings) for split, (found, y) in parts.items()}
 
     def counted(self, scores: Tensor) -> Tensor:
-        """The outputs that are used for this client."""
+        """Return the outputs that are used for this client."""
         return scores[:, : self.n_outputs] if scores.dim() == 2 else scores
 
 
 def measure_together(sites: Sequence[Site], theta: Tensor) -> list[Measured]:
-    """Measure one model for several sites of one place, after one pass over all their held-out samples."""
+    """Measure one model for several sites of one place, after one pass over all their held-out samples. Fine-tuned, it
+    is another model for each, and they are asked one by one."""
+    if sites[0].terms.fine_tune:
+        theta = sites[0].fine_tuned(theta)
     held_out = [site.data.held_out for site in sites]
     scores = outputs(sites[0].terms.network, theta, join(held_out)).split([len(x) for x in held_out])
     return [site.measure(theta, piece) for site, piece in zip(sites, scores, strict=True)]
@@ -220,6 +224,7 @@ class Sites:
     data: FederatedData
     terms: Terms
     store: Store
+    _sites: dict[int, Site] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         store = self.store  # which has the commit rule
@@ -231,7 +236,12 @@ class Sites:
         return cls(data, terms, Store(directory, "client", on_disk, terms.initial.device))
 
     def site(self, number: int) -> Site:
-        return Site(number, self.data.client(number), self.terms)
+        """Return the site of a client. It is made once, as long as there are not too many."""
+        if number not in self._sites:
+            if len(self._sites) == MOST_SITES:
+                self._sites.clear()
+            self._sites[number] = Site(number, self.data.client(number), self.terms)
+        return self._sites[number]
 
     def declare(self) -> list[Declaration]:
         """Say what the server learns of each training client when it joins, and no more."""
@@ -287,7 +297,8 @@ class Sites:
         seed_network(torch_seed(terms.seed, purpose, round, request.client), terms.initial.device)
         try:
             if isinstance(request, EvaluateShared):
-                reply, state = self._evaluate_shared(request), {}
+                sites, theta = [self.site(client) for client in request.clients], request.message["theta"]
+                reply, state = Reply(request.clients, measured=measure_together(sites, theta)), {}
             else:
                 reply, state = self.site(request.client).work(request, state)
         except Exception as error:  # a method's or a network's own fault, of any kind
@@ -308,32 +319,25 @@ class Sites:
         return reply, state
 
     def finish(self, request: Request, reply: Reply, state: State) -> Reply:
-        """Keep the new state as a proposal, which counts from the server's `accept` on."""
+        """Keep a copy of the new state as a proposal, which counts from the server's `accept` on."""
         if isinstance(reply.cause, SharedWriteError):
             raise reply.cause
         if isinstance(request, Train) and not reply.error:
-            reply.version = self.store.propose(request.client, state, request.round)
+            reply.version = self.store.propose(request.client, copied(state), request.round)
         return reply
 
     def handle(self, request: Request) -> Reply:
         """Answer one request here and now. Clients get copies and hand out copies, as if they were elsewhere."""
         state, message = copied(self.begin(request)), copied(request.message)
-        reply, state = self.work(replace(request, message=message), state)
-        reply.upload, state = copied(reply.upload), copied(state)
-        return self.finish(request, reply, state)
+        reply = self.finish(request, *self.work(replace(request, message=message), state))
+        reply.upload = copied(reply.upload)
+        return reply
 
     def _wrote(self, request: Request, changed: Sequence[bool]) -> str:
         names = ("the inputs of its samples", "the targets of its samples", "client.initial")
         what = names[changed.index(True)]
         who = f"{type(self.terms.method).__name__}, round {request.round}: client {self.data.names[request.client]}"
         return f"{who} wrote into {what}, which is for reading only: change a copy (clone)."
-
-    def _evaluate_shared(self, request: EvaluateShared) -> Reply:
-        clients, theta = (request.client, *request.others), request.message["theta"]
-        sites = [self.site(client) for client in clients]
-        if self.terms.fine_tune:
-            theta = sites[0].fine_tuned(theta)
-        return Reply(clients, measured=measure_together(sites, theta))
 
     def _groups(self, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Neighbouring clients, as many as fit one pass; one by one where each fine-tunes the model first."""

@@ -58,29 +58,30 @@ class Evaluator:
             called = set(server.participants)
             chosen = [client for client in chosen if client in called]
         if self.protocol.model == "local":
-            return self._local(server.round, chosen, trained)
-        requests, asked = self._requests(server, chosen, versions)
-        replies = self._ask(requests, asked, transport)
-        for client, reply in replies.items():
-            if reply.measured:
-                self.known[client] = (versions.get(client, NEVER), reply.measured[0])
-        missing = [client for client, reply in replies.items() if not reply.measured]
-        return self._evaluated(chosen, missing, replies)
+            chosen, missing, replies = self._local(server.round, chosen, trained)
+        else:
+            requests, asked = self._requests(server, chosen, versions)
+            replies = self._ask(requests, asked, transport)
+            for client, reply in replies.items():
+                if reply.measured:
+                    self.known[client] = (versions.get(client, NEVER), reply.measured[0])
+            missing = [client for client, reply in replies.items() if not reply.measured]
+        left = {client: self.known[client][1] for client in chosen if client not in set(missing)}
+        return Evaluated({client: measured for client, measured in left.items() if measured}, missing, replies)
 
-    def _local(self, round: int, chosen: list[int], trained: Iterable[Reply]) -> Evaluated:
+    def _local(
+        self, round: int, chosen: list[int], trained: Iterable[Reply]
+    ) -> tuple[list[int], list[int], dict[int, Reply]]:
         """Take the metrics that came with this round's training. The other clients keep those of their last local
-        model, unless only participants count."""
+        model, unless only participants count. Return the clients that count, those that are missing, and the replies.
+        """
         replies = {reply.clients[0]: self._checked(reply, 0) for reply in trained}
         for client, reply in replies.items():
             self.known[client] = (round, reply.measured[0] if reply.measured else None)
         current = replies if self.protocol.clients == "participants" else self.known
         due = chosen if self.protocol.clients == "participants" else [client for client in chosen if client in current]
         missing = [client for client in due if client not in current or self.known[client][1] is None]
-        return self._evaluated(due, missing, replies)
-
-    def _evaluated(self, chosen: list[int], missing: list[int], replies: dict[int, Reply]) -> Evaluated:
-        left = {client: self.known[client][1] for client in chosen if client not in set(missing)}
-        return Evaluated({client: measured for client, measured in left.items() if measured}, missing, replies)
+        return due, missing, replies
 
     def _ask(self, requests: Sequence[Request], asked: Sequence[int], transport: Transport) -> dict[int, Reply]:
         """Ask these clients, and return one checked reply for each: without metrics if it failed, or tells none. Where
@@ -102,15 +103,25 @@ class Evaluator:
 
     def _checked(self, reply: Reply, place: int) -> Reply:
         """Return one client's part of a reply, with an error if its metrics are none. Nothing that a site sends is
-        believed."""
+        believed; but a client may tell nothing at all."""
         clients, error, measured = reply.clients, reply.error, reply.measured
         if not error and measured and len(measured) != len(clients):
             error = f"it was asked for {len(clients)} measurements and sent {len(measured)}"
         own = {} if error or not measured else measured[place]
-        try:
-            check_measured(own, ("test", "validation", "train") if self.protocol.train else ("test", "validation"))
-        except ValueError as wrong:
-            error = str(wrong)
+        if not isinstance(own, dict) or (own and "test" not in own):
+            own, error = {}, "its metrics are not those of its test samples"
+        splits = ("test", "validation", "train") if self.protocol.train else ("test", "validation")
+        for split, metrics in own.items():
+            if split not in splits or not isinstance(metrics, Metrics):
+                error = error or f"its metrics on {shown(split)} were not asked for, or are none"
+                continue
+            if type(count := metrics.n_samples) is not int or not 0 <= count <= MOST_SAMPLES:
+                error = error or f"its number of {split} samples is {shown(count)}"
+            for name in MEASURED:
+                value = getattr(metrics, name)
+                possible = value is None or isinstance(value, float)  # NaN and infinity: its training diverged
+                if not possible or (value is not None and name in SHARES and isfinite(value) and not 0 <= value <= 1):
+                    error = error or f"its {name.replace('_', ' ')} on {split} samples is {shown(value)}"
         return Reply((clients[place],), measured=[own] if own and not error else [], error=error, cause=reply.cause)
 
     def remember(self, clients: Iterable[ClientsRecord], rounds: Iterable[RoundRecord] = ()) -> None:
@@ -170,22 +181,6 @@ def _as_measured(record: ClientsRecord, client: int) -> Measured:
         for name in lost:
             setattr(measured[split], name, float("nan"))
     return measured
-
-
-def check_measured(measured: Measured, splits: Sequence[str]) -> None:
-    """Refuse what is no client's metrics on these splits; nothing at all is allowed."""
-    if not isinstance(measured, dict) or (measured and "test" not in measured):
-        raise ValueError("its metrics are not those of its test samples")
-    for split, metrics in measured.items():
-        if split not in splits or not isinstance(metrics, Metrics):
-            raise ValueError(f"its metrics on {shown(split)} were not asked for, or are none")
-        if type(count := metrics.n_samples) is not int or not 0 <= count <= MOST_SAMPLES:
-            raise ValueError(f"its number of {split} samples is {shown(count)}")
-        for name in MEASURED:
-            value = getattr(metrics, name)
-            possible = value is None or isinstance(value, float)  # NaN and infinity: its training diverged
-            if not possible or (value is not None and name in SHARES and isfinite(value) and not 0 <= value <= 1):
-                raise ValueError(f"its {name.replace('_', ' ')} on {split} samples is {shown(value)}")
 
 
 def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCURACY) -> Averages:

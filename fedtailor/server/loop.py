@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import torch
 
@@ -27,9 +28,7 @@ from fedtailor.server.observations import Observations
 from fedtailor.server.records import ClientsRecord, RoundRecord, finite
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.metrics import ACCURACY, Metric
-from fedtailor.training.streams import torch_seed, torch_stream
-
-HOOKS = ("start", "join", "send", "receive", "evaluation", "observe")  # a method's functions at the server
+from fedtailor.training.streams import torch_stream
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Loop:
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
-        self._turn_to(0)
+        self.server.random = torch_stream(self.experiment.seed, "server", 0)
         with self._phase("", "start"):
             self.method.start(self.server)
             check_tensors("the server's state", self.server.state)
@@ -88,7 +87,8 @@ class Loop:
         """Read the last checkpoint. `sweep` removes what a killed run left behind."""
         saved = self.checkpoint.read(sweep)
         self.finished, self.server.state, self.versions = saved.round, saved.state, saved.versions
-        self._turn_to(self.finished)
+        self.server.round = self.finished
+        self.server.random = torch_stream(self.experiment.seed, "server", self.finished)
         self._admit()
         transport.restore(self.versions, sweep)
 
@@ -138,9 +138,12 @@ class Loop:
         sent, total, replies, misled = self._train(number, transport)
         self._round_complete = False
         counted = replies
-        if shortage := total.shortage():  # then nobody's state changes, as if nobody had replied
-            why = f"Round {number} changes nothing, like others with as few replies: {shortage}."
-            self.server.warn("aggregation", why)
+        if replies and len(total.clients) < total.needs:  # then nobody's state changes, as if nobody had replied
+            self.server.warn(
+                "aggregation",
+                f"Round {number} changes nothing, like others with as few replies: the rule {self._rule} needs at "
+                f"least {total.needs} clients in a round, not {len(total.clients)}.",
+            )
             counted = {}
         if counted or total.always:
             aggregated = total.total()
@@ -188,16 +191,9 @@ class Loop:
     def call(self, number: int) -> list[int]:
         """Begin a round: draw who takes part in it. New clients, numbered behind the others, do not."""
         server, seed = self.server, self.experiment.seed
-        server.participants = self._participation.draw(len(server.n_samples), seed, number)
+        server.round, server.participants = number, self._participation.draw(len(server.n_samples), seed, number)
         server.random = torch_stream(seed, "server", number)
-        self._turn_to(number)
         return server.participants
-
-    def _turn_to(self, number: int) -> None:
-        """Turn to a round. Each of the method's functions has a seed in it: what it draws from PyTorch's own generator
-        does not depend on who drew before."""
-        self.server.round = number
-        self._seeds = {what: torch_seed(self.experiment.seed, what, number) for what in HOOKS}
 
     def _account(self, record: RoundRecord, budget: Budget) -> None:
         """Write down what the rounds have cost of the privacy, and whether one more is affordable."""
@@ -287,10 +283,11 @@ class Loop:
     @contextmanager
     def _phase(self, phase: str, what: str = "") -> Iterator[None]:
         """Do a part of a round, and count its seconds. `what` is one of the method's functions at the server: it is
-        named if something goes wrong there."""
+        named if something goes wrong there, and what it draws from PyTorch's own generator does not depend on who drew
+        before."""
         begin = time.perf_counter()
         if what:
-            torch.manual_seed(self._seeds[what])
+            torch.manual_seed(self.server.random.initial_seed() ^ crc32(what.encode()))
         try:
             yield
         except FedtailorError:

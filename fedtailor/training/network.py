@@ -185,10 +185,6 @@ class Network:
             self.vector.copy_(vector)
             self.gradient.zero_()
         self.differentiated = 0
-        self.reset_constants()
-
-    def reset_constants(self) -> None:
-        """Give the buffers outside the vector their initial values again, after a pass that may have changed them."""
         for owner, key, first in self._constants:
             if (present := owner._buffers[key]) is not None and present.shape == first.shape:
                 present.copy_(first)

@@ -676,8 +676,8 @@ FAULTS = [
     Fault(
         "the mean over samples is one over clients",
         "fedtailor/server/evaluation.py",
-        'average == "sample" or split == "train"',
-        'split == "train"',
+        'average == "sample" or split == "train_"',
+        'split == "train_"',
         "tests/server/test_evaluation.py::test_the_mean_over_samples_weighs_clients_by_their_test_samples",
     ),
     # --- Participation and data ---

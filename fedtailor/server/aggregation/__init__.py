@@ -38,6 +38,7 @@ class Aggregator:
     n_samples: Tensor
     layout: Layout
     clients: list[int] = field(default_factory=list)  # that replied, in the order of their numbers
+    needs: int = 0  # so many clients have to reply, or the round counts for nobody
     always: bool = False  # the method receives a total even if nobody replied
 
     def __post_init__(self) -> None:
@@ -139,10 +140,6 @@ class Aggregator:
             for place, part in zip(places, of_row, strict=True):
                 if part:
                     row[place].add_(addition[place], alpha=part)
-
-    def shortage(self) -> str:
-        """Say why too few clients replied for this aggregation; nothing if there are enough."""
-        return ""
 
     def total(self) -> Total:
         """Close the round: divide the sums by their weights."""

@@ -39,8 +39,7 @@ class PrivateAggregator(Aggregator):
         self.always = privacy.by == "server" and bool(self._means)
 
     def _add(self, client: int, upload: Message) -> None:
-        floating = {name: x if (x := upload[name]).is_floating_point() else x.double() for name in self._means}
-        change = self._method.changes(self._messages[client], floating)
+        change = self._method.changes(self._messages[client], self._numbers(upload))
         if self._privacy.by == "server":
             self._whole += norm(change) <= self._clip
             change = clipped(change, self._clip)

@@ -36,6 +36,7 @@ class RobustAggregator(Aggregator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.needs = self.rule.needs if self._means else 0
         self._rows: dict[str, Tensor] = {}  # of each upload; those of the clients that replied come first
 
     def _add(self, client: int, upload: Message) -> None:
@@ -49,11 +50,6 @@ class RobustAggregator(Aggregator):
             if name in upload:
                 tensors[client] = upload[name]
         self.clients.append(client)
-
-    def shortage(self) -> str:
-        if not self._rows or len(self.clients) >= self.rule.needs:
-            return ""
-        return f"the rule {self.rule} needs at least {self.rule.needs} clients in a round, not {len(self.clients)}"
 
     def total(self) -> Total:
         rows = {name: matrix[: len(self.clients)] for name, matrix in self._rows.items()}
