@@ -8,6 +8,7 @@ apart.
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedtailor._common.errors import ClientFailure, ClientNote, FedtailorError, warn
 from fedtailor.messages import Reply, Size
@@ -20,23 +21,24 @@ GROWN = 10  # times as large as in rounds without a failure: what a client was s
 OUTLIER = 100  # times as large as the others' in the median: an upload that may be why
 
 
+@dataclass
 class Failures:
     """The failures of a run. `stop` ends it with the first one; those of `hostile` clients never do."""
 
-    def __init__(
-        self, title: str, names: Sequence[str], stop: bool, rounds: int, hostile: Collection[int] = frozenset()
-    ) -> None:
-        self.title, self.names, self.stop, self.hostile = title, names, stop, hostile
-        self._most_rounds = min(MAX_FAILED_ROUNDS, rounds)
-        self._failed_rounds = 0  # in a row
-        self._unmeasured_rounds = 0  # the same of evaluations
-        self._told: set[str] = set()
-        self._lines = 0  # that were told
-        self._failed: set[int] = set()  # clients that failed in this round
-        self._away: set[int] = set()  # clients that failed without an exception when they were last asked: silent ones
-        self._untrained: set[int] = set()  # those of them that have not trained since
-        self._healthy: dict[str, float] = {}  # the largest numbers of all messages in rounds without a failure
-        self._suspect = ""  # the last upload that was far larger than the others'
+    title: str
+    names: Sequence[str]
+    stop: bool
+    rounds: int
+    hostile: Collection[int] = frozenset()
+    _failed_rounds: int = 0  # in a row
+    _unmeasured_rounds: int = 0  # the same of evaluations
+    _told: set[str] = field(default_factory=set)
+    _lines: int = 0  # that were told
+    _failed: set[int] = field(default_factory=set)  # clients that failed in this round
+    _away: set[int] = field(default_factory=set)  # that failed without an exception when they were last asked: silent
+    _untrained: set[int] = field(default_factory=set)  # those of them that have not trained since
+    _healthy: dict[str, float] = field(default_factory=dict)  # the largest numbers of all messages, without a failure
+    _suspect: str = ""  # the last upload that was far larger than the others'
 
     def close(
         self,
@@ -73,7 +75,7 @@ class Failures:
             self._failed_rounds = 0
         elif honest:
             self._failed_rounds += 1
-        if honest and self._failed_rounds == self._most_rounds:
+        if honest and self._failed_rounds == min(MAX_FAILED_ROUNDS, self.rounds):
             last = max(honest)
             raise FedtailorError(
                 f"{self.title}: no client could do its work in {self._failed_rounds} rounds in a row: {faults[last]}."
@@ -105,10 +107,11 @@ class Failures:
             self._note(f"back in round {round}", f"{self._who(round, back)} {are} back.", server)
         broken = failed and all(reply.cause is not None for reply in found.replies.values()) and not found.measured
         self._unmeasured_rounds = self._unmeasured_rounds + 1 if broken else 0
-        if broken and self._unmeasured_rounds == self._most_rounds:
+        if broken and self._unmeasured_rounds == min(MAX_FAILED_ROUNDS, self.rounds):
             last = failed[max(failed)]
+            in_a_row = f"{self._unmeasured_rounds} rounds in a row"
             raise FedtailorError(
-                f"{self.title}: no client could be evaluated in {self._most_rounds} rounds in a row: {last.error}."
+                f"{self.title}: no client could be evaluated in {in_a_row}: {last.error}."
             ) from last.cause
 
     def _news(self, why: Mapping[int, str], failed: Mapping[int, Reply]) -> list[list[int]]:

@@ -120,9 +120,10 @@ class Loop:
         self.failures.count(self.rounds)
 
     def _stopped_early(self) -> bool:
+        patience = self.experiment.evaluation.patience
         if self.rounds and self.rounds[-1].stop:
             return True
-        return early_stop(self.rounds, self.experiment.evaluation.patience, self.metric) is not None
+        return patience is not None and early_stop(self.rounds, patience, self.metric) is not None
 
     def _save(self, transport: Transport) -> None:
         with self._phase("checkpoints"):
