@@ -20,7 +20,7 @@ from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import OnRound, OnStart
 from fedtailor.engines.simulation import Simulation
-from fedtailor.engines.workers import cores
+from fedtailor.engines.transports import cores
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, flat
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Plain, Record, RoundRecord
