@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import Json
 from fedtailor.cli.completion import completer_of
 from fedtailor.cli.completion import methods as method_names
 from fedtailor.cli.display import definition_table, network_lines, out, plain_table, print_json, print_setup, visible
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import Json
 from fedtailor.cli.completion import from_names, methods_and_files, runs, runs_and_comparisons
 from fedtailor.cli.display import (
     RoundProgress,
@@ -36,7 +37,6 @@ from fedtailor.cli.options import (
     parse_assignments,
     with_assignments,
 )
-from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import SETTING_NAMES, Experiment, make_experiment, merged, read_experiment
 
 if TYPE_CHECKING:
