@@ -26,7 +26,7 @@ from typing import Any
 
 import fedtailor
 import fedtailor.cli.run  # before a walk, with what the command imports when it is called
-import fedtailor.studies.runner
+import fedtailor.engines.runs
 from fedtailor.cli import main
 from fedtailor.server.loop import Loop
 

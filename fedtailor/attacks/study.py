@@ -97,8 +97,7 @@ class Study:
     @cached_property
     def data(self) -> FederatedData:
         """The federation's data; the attacked clients have their last training samples alone."""
-        given, wanted = self.objects.data, self.question.samples
-        data = given if isinstance(given, FederatedData) else partition_data(self.experiments[0], given)
+        data, wanted = partition_data(self.experiments[0], self.objects.data), self.question.samples
         bounds = data.bounds.clone()
         for victim in self._drawn(data):
             if (there := int(bounds[victim, 1] - bounds[victim, 0])) < wanted:

@@ -81,8 +81,7 @@ def run(
 
     try:
         with working("setting up"):
-            from fedtailor.engines.runs import run_prepared
-            from fedtailor.studies.runner import PreparedRuns
+            from fedtailor.engines.runs import PreparedRuns, run_prepared
 
             found = None if tuned is None else find_settings(tuned)
             experiments = _experiments(what, settings, parse_assignments(assignments or []), found)

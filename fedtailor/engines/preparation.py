@@ -183,9 +183,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         check_installed()
     device = find_device(experiment.device)
     check_training(experiment, method, device)
-    given = objects.data
-    data = given.aligned() if isinstance(given, FederatedData) else partition_data(experiment, given)
-    data = data.to(device)
+    data = partition_data(experiment, objects.data).to(device)
     training = data.n_clients - len(data.new)
     check_aggregation(experiment, method, training)
     loss = objects.loss or find_loss(experiment.loss)
@@ -329,33 +327,33 @@ def _check_protocol(prepared: Prepared) -> None:
 
 
 def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
-    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device).
+    """The experiment's data, or what is given in their place: loaded and partitioned among its clients, if they are
+    not yet (on the CPU: the same for every device).
 
     `table` is the preprocessing of an earlier federation, in place of the experiment's.
     """
+    if isinstance(given, FederatedData):
+        return given.aligned()
     with torch.device("cpu"):
-        return _partition_data(experiment, load_dataset(experiment, given), table)
-
-
-def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessing | None) -> FederatedData:
-    return federate(
-        dataset,
-        partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
-        clients=experiment.clients,
-        seed=experiment.seed,
-        test=experiment.test,
-        validation=experiment.validation,
-        split=experiment.split,
-        stratify=experiment.stratify,
-        min_samples=experiment.min_samples,
-        max_train=experiment.max_train,
-        new_clients=experiment.new_clients,
-        pixels=experiment.pixels,
-        labels=experiment.labels,
-        preprocessing=table or experiment.preprocessing,
-        rare=experiment.rare,
-        dtype=getattr(torch, experiment.dtype),
-    )
+        dataset = load_dataset(experiment, given)
+        return federate(
+            dataset,
+            partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+            clients=experiment.clients,
+            seed=experiment.seed,
+            test=experiment.test,
+            validation=experiment.validation,
+            split=experiment.split,
+            stratify=experiment.stratify,
+            min_samples=experiment.min_samples,
+            max_train=experiment.max_train,
+            new_clients=experiment.new_clients,
+            pixels=experiment.pixels,
+            labels=experiment.labels,
+            preprocessing=table or experiment.preprocessing,
+            rare=experiment.rare,
+            dtype=getattr(torch, experiment.dtype),
+        )
 
 
 def load_dataset(

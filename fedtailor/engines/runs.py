@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from fedtailor._common.errors import FedtailorError, shown, unknown, warn
 from fedtailor._common.imports import object_name
 from fedtailor._common.toml import written_again
-from fedtailor.data import Clients, Dataset
+from fedtailor.data import Clients, Dataset, FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
 from fedtailor.engines.joins import Additions, add, run_data
-from fedtailor.engines.preparation import Objects, Prepared, prepare
+from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.simulation import Simulation, create, look_into, reopen
-from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment
+from fedtailor.experiment import DATA_SETTINGS, SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.experiment.tuned import find_settings, for_run
 from fedtailor.method import Method
@@ -28,6 +28,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.server.tensorboard import scalars
+from fedtailor.training.inputs import changes
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
@@ -109,6 +110,26 @@ def run_experiment(
         for note in (*prepared.data.notes, *prepared.assembled.doubts):  # the command line says them before a run
             warn(note)
         return run_prepared(experiment, prepared, out, on_round, on_start)
+
+
+@dataclass
+class PreparedRuns:
+    """Prepares runs one after the other. Those on the same data share them."""
+
+    objects: Objects = field(default_factory=Objects)
+    _data: dict[str, FederatedData] = field(default_factory=dict)
+    _changes: list[int | None] = field(default_factory=list)
+
+    def prepare(self, experiment: Experiment) -> Prepared:
+        """Load, partition and build all that a run needs before its first round."""
+        with isolated():
+            key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
+            known = self._data.get(key)
+            if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
+                self._data.clear()  # one data set in memory is enough: runs come ordered by their data
+                known = self._data[key] = partition_data(experiment, self.objects.data)
+                self._changes = changes(known.x, known.y)
+            return prepare(experiment, replace(self.objects, data=known))
 
 
 def run_prepared(

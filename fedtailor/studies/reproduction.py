@@ -18,7 +18,7 @@ from fedtailor._common.files import read_sealed, seal, write_atomically
 from fedtailor.client.sites import Site
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart
+from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns
 from fedtailor.engines.simulation import Simulation
 from fedtailor.engines.transports import cores
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, flat
@@ -29,7 +29,7 @@ from fedtailor.studies.explicit import Steps, keep_steps, kept_steps
 from fedtailor.studies.measures import individual_gains, majority_baseline, samples_per_second
 from fedtailor.studies.outcome import add_histogram, add_speedups, markdown
 from fedtailor.studies.presets import Preset, Row, Settings
-from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
+from fedtailor.studies.runner import done, perform, run_name
 from fedtailor.training.client import Client
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Network
