@@ -1,5 +1,6 @@
 """`fedtailor methods`, `settings`, `models` and `data`."""
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,7 +183,7 @@ def _show_network(experiment: Experiment, json: bool) -> None:
 
     setup = prepare(experiment, Objects()).setup
     if json:
-        print_json(setup.plain())
+        print_json(asdict(setup))
         return
     cells = [(visible(layer.name), layer.kind, layer.part, f"{layer.numbers:,}") for layer in setup.layers]
     out.print(

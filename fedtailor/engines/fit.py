@@ -43,8 +43,16 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
             with network.precision():
                 outputs: Tensor = network(samples)
-                _check_outputs(outputs, data, loss)
+                if not isinstance(outputs, Tensor):
+                    kind = type(outputs).__name__
+                    raise FedtailorError(f"The model returns a {kind}, but it must return one tensor of outputs.")
+                given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
+                if given is not None and given < wanted and loss is functional.cross_entropy:
+                    raise FedtailorError(
+                        f"The model gives {given} outputs, but there are {wanted} classes: give it one for each."
+                    )
                 value: Tensor = loss(outputs, data.y[:2])
+            written = changes(data.x, data.y) != before
     except FedtailorError:
         raise
     except Exception as error:  # whatever a foreign network or loss raises
@@ -54,18 +62,9 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
-    if changes(data.x, data.y) != before:
+    if written:
         raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
     return outputs
-
-
-def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:
-    """Refuse outputs that cannot be scores of the classes."""
-    if not isinstance(outputs, Tensor):
-        raise FedtailorError(f"The model returns a {type(outputs).__name__}, but it must return one tensor of outputs.")
-    given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
-    if given is not None and given < wanted and loss is functional.cross_entropy:
-        raise FedtailorError(f"The model gives {given} outputs, but there are {wanted} classes: give it one for each.")
 
 
 @contextmanager

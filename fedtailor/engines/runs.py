@@ -141,7 +141,7 @@ def run_prepared(
 ) -> RunResult:
     """Run an experiment whose data and network are in place."""
     with isolated():
-        written = written_parameters(prepared.method)  # the defaults too
+        written = written_parameters(prepared.terms.method)  # the defaults too
         prepared.experiment = experiment.model_copy(update={"parameters": written})
         with closing(create(out, prepared) if out else Simulation(prepared)) as new:
             new.start()

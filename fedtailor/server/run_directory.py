@@ -115,7 +115,7 @@ class RunDirectory:
         try:
             check_free(path)  # nobody else was faster
             write_atomically(path / "partition.json", seal({**describe(data, hostile), "network": network}))
-            write_atomically(path / "network.json", seal(setup.plain(), pretty=True))
+            write_atomically(path / "network.json", seal(asdict(setup), pretty=True))
             settings = deciding_settings(experiment)
             run._write_about(About(format=FORMAT, versions=versions(), experiment=settings, metric=metric))
             write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))

@@ -274,7 +274,7 @@ def _mean_curve(curves: list[list[float]]) -> list[float]:
 def run_cost(experiment: Experiment, prepared: Prepared) -> Cost:
     """Estimate the cost of a run from one client's work in round 1: one of middling size, cut to a few samples."""
     alone = experiment.model_copy(update={"engine": "in-process", "states": "memory"})
-    data, terms, method = prepared.data, prepared.terms, prepared.method
+    data, terms, method = prepared.data, prepared.terms, prepared.terms.method
     sizes = data.n_samples.tolist()
     with isolated(), closing(Simulation(replace(prepared, experiment=alone))) as simulation:
         simulation.start()
@@ -287,7 +287,7 @@ def run_cost(experiment: Experiment, prepared: Prepared) -> Cost:
         kept = n_samples if whole_batches else min(n_samples, SHORT)
         method.train(_first_samples(site, 2), message)  # a first time for everything, not measured
         client = _first_samples(site, kept)
-        with counted_samples(prepared.network) as passed:
+        with counted_samples(prepared.terms.network) as passed:
             begin = time.perf_counter()
             method.train(client, message)
             seconds = time.perf_counter() - begin
