@@ -1,7 +1,7 @@
 """One run: `run`, `resume`, `load`, and the result that they return."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -252,11 +252,12 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
     loop = run.loop
     if on_start:
         on_start(loop)
-    with scalars(loop) as write, closing(run.run()) as rounds:
-        for record in rounds:
-            write(record)
-            if on_round:
-                on_round(record)
+    with ExitStack() as opened:
+        told = [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
+        told += [on_round] if on_round else []
+        for record in opened.enter_context(closing(loop.run(run.transport))):
+            for tell in told:
+                tell(record)
     path = run.directory.path if run.directory else None
     result = RunResult(
         run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,10 +82,10 @@ class Simulation:
             list(data.names),
             Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
-            Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
+            Checkpoint(checkpoint, store, device, len(declared)),
             directory,
             Counter(join.after for join in data.joined for _ in join.clients),
-            replace(terms.metric),
+            copy(terms.metric),
             prepared.budget,
             away,
             frozenset(self.hostile),

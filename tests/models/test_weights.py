@@ -49,7 +49,7 @@ def test_a_head_for_other_classes_stays_as_initialised(tmp_path: Path) -> None:
     ready = prepared(file)
     found, plain = (
         ready.terms.network.state_dict(),
-        prepare(make_experiment(SMALL), Objects(data=three_clients(), model=Backbone)).network.state_dict(),
+        prepare(make_experiment(SMALL), Objects(data=three_clients(), model=Backbone)).terms.network.state_dict(),
     )
     for name, tensor in found.items():
         wanted = plain if name.startswith("classifier") else other.state_dict()
@@ -58,7 +58,7 @@ def test_a_head_for_other_classes_stays_as_initialised(tmp_path: Path) -> None:
         f"Weights: 9 tensors loaded from {file}; initialised: classifier.weight, classifier.bias."
     ]
     lacking = saved(tmp_path / "lacking.safetensors", other, **{"classifier.weight": None, "classifier.bias": None})
-    assert_same(prepared(lacking).network.state_dict(), found)
+    assert_same(prepared(lacking).terms.network.state_dict(), found)
 
 
 @pytest.mark.parametrize(
