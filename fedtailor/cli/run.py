@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.cli import Json
+from fedtailor.cli import Json, loudness
 from fedtailor.cli.completion import from_names, methods_and_files, runs, runs_and_comparisons
 from fedtailor.cli.display import (
     RoundProgress,
-    announce,
     decimals,
     epsilon_text,
     human_bytes,
@@ -90,7 +89,8 @@ def run(
             prepared = [ready.prepare(experiment) for experiment in experiments]
     except KeyboardInterrupt:
         _interrupted(None)
-    announce(setup_lines(prepared))
+    if not loudness.quiet:
+        print_setup(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, made, path in zip(experiments, prepared, paths, strict=True):

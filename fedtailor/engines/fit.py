@@ -1,8 +1,8 @@
 """Do the data, the network and the loss fit together? It is found out before the first round."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +37,10 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
     network.module.eval()
     before = changes(data.x, data.y)
     samples = held(data.x[:2])
+    embeddings = [layer for layer in network.module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
     try:
-        with _checked_tokens(network.module, data, samples), warnings.catch_warnings():
+        checked = _checked_tokens(embeddings, data, samples) if embeddings else nullcontext()
+        with checked, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
             with network.precision():
@@ -68,7 +70,9 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
 
 
 @contextmanager
-def _checked_tokens(module: nn.Module, data: FederatedData, samples: Held) -> Iterator[None]:
+def _checked_tokens(
+    layers: Sequence[nn.Embedding | nn.EmbeddingBag], data: FederatedData, samples: Held
+) -> Iterator[None]:
     """Refuse tokens of any client that are not among those of the embedding which gets them."""
 
     def check(layer: nn.Embedding | nn.EmbeddingBag, given: tuple[Any, ...]) -> None:
@@ -76,7 +80,6 @@ def _checked_tokens(module: nn.Module, data: FederatedData, samples: Held) -> It
             if given and _same_values(given[0], tensor):
                 _check_tokens(data, part, layer.num_embeddings)
 
-    layers = [layer for layer in module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
     hooks = [layer.register_forward_pre_hook(check) for layer in layers]
     try:
         yield

@@ -172,10 +172,10 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
 
     For one `site` of a federation, the samples of the others are not there, and the protocol is the server's to check.
     """
-    method = objects.method or find_method(experiment.method, experiment.parameters)
     if experiment.tensorboard:
         check_installed()
     device = find_device(experiment.device)
+    method = objects.method or find_method(experiment.method, experiment.parameters)
     check_training(experiment, method, device)
     data = partition_data(experiment, objects.data).to(device)
     training = data.n_clients - len(data.new)

@@ -31,10 +31,11 @@ def make_transport(
     if engine == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
     keep_freed_memory()
-    count = workers or cores()
     may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
-    if engine == "processes" or (engine == "auto" and (count > 1 or deadline is not None) and may_fork):
-        return Processes(sites, count, deadline)
+    if engine == "processes" or (engine == "auto" and may_fork):
+        count = workers or cores()
+        if engine == "processes" or count > 1 or deadline is not None:
+            return Processes(sites, count, deadline)
     if deadline is not None:
         raise FedtailorError(
             "A deadline needs worker processes (Linux, the CPU, no --engine in-process): leave out one or the other."

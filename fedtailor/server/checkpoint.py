@@ -71,10 +71,11 @@ class Checkpoint:
         """Save everything of a round. `save` makes the sites' states durable, `prune` lets go of the older ones."""
         if self.directory is None:
             return
+        file = self._file(round)
         save()
         self.store.save()
         make_directory(self.directory)
-        write_atomically(self._file(round), frame(state, sender="server", round=round))
+        write_atomically(file, frame(state, sender="server", round=round))
         named = {
             "round": round,
             "clients": {str(client): versions[client] for client in sorted(versions)},
