@@ -357,9 +357,8 @@ def test_labels_of_its_own_are_flipped_among_them() -> None:
 
 
 def test_runs_that_share_data_do_not_share_the_poison(tmp_path: Path) -> None:
-    from fedtailor.engines.runs import run_prepared
+    from fedtailor.engines.runs import PreparedRuns, run_prepared
     from fedtailor.experiment import make_experiment
-    from fedtailor.studies.runner import PreparedRuns
 
     runs, settings = PreparedRuns(), {"clients": 10, "rounds": 1, "epochs": 1, "engine": "in-process"}
     asked = [make_experiment({**settings, "attack": kind}) for kind in (attack("backdoor"), attack("label-flip"), None)]

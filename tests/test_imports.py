@@ -27,7 +27,7 @@ def files_of(name: str) -> dict[Path, set[str]]:
 
 
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
-CARRIERS = {"workers", "processes", "shared_memory", "queue", "memory", "channel", "remote"}
+CARRIERS = {"workers", "processes", "shared_memory", "queue", "channel", "remote"}
 CARRIERS |= {"transports", "ray_actors", "ray_parcels", "ray_session"}
 
 

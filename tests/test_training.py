@@ -107,8 +107,8 @@ def test_the_mean_over_pieces_is_the_mean_over_all() -> None:
     with isolated():
         client = Site(0, made.data.client(0), made.terms).client(1, {})
         loss, _ = client.loss_and_gradient(made.terms.initial)
-        made.network.vector.copy_(made.terms.initial)
-        terms = functional.cross_entropy(made.network(x), y, reduction="none") * torch.tensor(weights)[y]
+        made.terms.network.vector.copy_(made.terms.initial)
+        terms = functional.cross_entropy(made.terms.network(x), y, reduction="none") * torch.tensor(weights)[y]
     assert float(loss) == pytest.approx(terms.mean().item(), rel=1e-9)
     outputs = torch.zeros(3, 10, dtype=torch.float64)
     one_class = float(made.terms.training_loss(outputs, torch.tensor([4, 4, 4])))
@@ -267,7 +267,7 @@ def test_autocast_computes_passes_in_bfloat16_and_keeps_single_precision(method:
 def test_autocast_is_the_same_on_every_engine_and_uses_no_chain() -> None:
     for autocast in (False, True):
         made = prepared(autocast=autocast)
-        assert (chain_of(made.network, made.network.module, made.data.x) is None) == autocast
+        assert (chain_of(made.terms.network, made.terms.network.module, made.data.x) is None) == autocast
     runs = [
         ft.run("fedavg", **{**SMALL, "engine": engine}, autocast=True, workers=2)
         for engine in ("in-process", "processes")

@@ -52,16 +52,14 @@ def written_again(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def write_toml(settings: Mapping[str, Any], inside: str = "") -> str:
     """Settings as TOML: plain values first, then one table for each section. What is None is left out."""
-    plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(name)} = {_toml(value)}" for name, value in plain.items() if value is not None]
-    for name in (name for name in settings if name not in plain and settings[name]):
-        section = inside + _key(name)
-        lines += ["", f"[{section}]", write_toml(settings[name], f"{section}.").rstrip()]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
+    lines, sections = [], list[str]()
+    for name, value in settings.items():
+        key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
+        if not isinstance(value, Mapping):
+            lines += [] if value is None else [f"{key} = {_toml(value)}"]
+        elif value:
+            sections += ["", f"[{inside}{key}]", write_toml(value, f"{inside}{key}.").rstrip()]
+    return "\n".join([*lines, *sections]) + "\n"
 
 
 def _toml(value: Any) -> str:

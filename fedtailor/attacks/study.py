@@ -97,8 +97,7 @@ class Study:
     @cached_property
     def data(self) -> FederatedData:
         """The federation's data; the attacked clients have their last training samples alone."""
-        given, wanted = self.objects.data, self.question.samples
-        data = given if isinstance(given, FederatedData) else partition_data(self.experiments[0], given)
+        data, wanted = partition_data(self.experiments[0], self.objects.data), self.question.samples
         bounds = data.bounds.clone()
         for victim in self._drawn(data):
             if (there := int(bounds[victim, 1] - bounds[victim, 0])) < wanted:
@@ -193,7 +192,7 @@ class Study:
     ) -> tuple[list[Score], str, float, Tensor]:
         """Invert one client's upload with what the server knows, and score it with what only we know."""
         terms, question, samples = prepared.terms, self.question, self.samples
-        n_outputs = own_classes if prepared.method.personal_head else None
+        n_outputs = own_classes if prepared.terms.method.personal_head else None
         samples = replace(samples, classes=n_outputs or samples.classes)
         factor = factor_at(terms.schedule, terms.rounds, request.round)
         network = prepared.assembled.network()
@@ -207,7 +206,7 @@ class Study:
             request.round,
             request.version == NEVER,
         )
-        clue = evidence(prepared.method, observed).in_steps(question.unroll)
+        clue = evidence(prepared.terms.method, observed).in_steps(question.unroll)
         matching = Matching(network, _loss(terms.training_loss, n_outputs), clue)
         stream = torch_stream(terms.seed, "inversion", request.round, request.client)
         found = invert(matching, samples, question.attack, stream, on_step)
@@ -228,8 +227,8 @@ def _loss(loss: Loss, n_outputs: int | None) -> Loss:
 
 def _check(prepared: Prepared) -> None:
     """Refuse what these attacks are not made for."""
-    method, data = type(prepared.method).__name__, prepared.data
-    if not prepared.method.uploaded:
+    method, data = type(prepared.terms.method).__name__, prepared.data
+    if not prepared.terms.method.uploaded:
         raise FedtailorError(f"{method} uploads nothing: there is nothing to invert.")
     if prepared.terms.loss is not functional.cross_entropy or data.targets != "classes":
         raise FedtailorError("Inversions are for classes under the loss cross-entropy: take other data, or that loss.")

@@ -14,7 +14,6 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.version import __version__
 from fedtailor.cli.completion import mend_bash_words
 from fedtailor.cli.help import print_help
-from fedtailor.cli.verbosity import Quiet, Verbose, loudness, with_switches
 
 # In the order of `--help`: each command's module, and the first line of its docstring. Reading that from the module
 # would import it, which takes far longer than all of `--help`.
@@ -90,15 +89,38 @@ GROUPS = {
 REAL_SITES = "Real sites"  # the title of both in `--help`
 AT_WORK = {
     *("run", "resume", "report", "compare", "tune", "advise", "leak", "export", "adapt", "reproduce")
-}  # commands that take their time: they have --quiet and --verbose
+}  # commands that take their time: they have the switches
+SWITCHES = ("quiet", "verbose")  # before a command or behind it; warnings and errors are shown always
+PANEL = "Output"
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+JsonOfMany = Annotated[bool, typer.Option("--json", rich_help_panel=PANEL, help="for programs")]  # of many options
 STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
+class Loudness:
+    """The state of the switches in this process."""
+
+    quiet = verbose = False
+
+    def add(self, quiet: bool = False, verbose: bool = False) -> None:
+        """Take the switches that stand at a place of the command line."""
+        self.quiet, self.verbose = self.quiet or quiet, self.verbose or verbose
+        if self.quiet and self.verbose:
+            raise FedtailorError("--quiet and --verbose exclude each other: give one of them.")
+
+
+loudness = Loudness()
+
+
 class Command(TyperCommand):
-    """A command whose page of help is our own."""
+    """A command whose page of help is our own, and whose function need not know the switches."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         print_help(self, ctx)
+
+    def invoke(self, ctx: Any) -> Any:
+        loudness.add(**{name: ctx.params.pop(name) for name in SWITCHES if name in ctx.params})
+        return super().invoke(ctx)
 
 
 class Commands(TyperGroup):
@@ -130,9 +152,11 @@ class Commands(TyperGroup):
 
 def _built(name: str, module: str) -> Any:
     alone = typer.Typer(add_completion=False, **STYLE)
-    command = getattr(importlib.import_module(f"fedtailor.cli.{module}"), name)
-    alone.command(name, cls=Command)(with_switches(command) if name in AT_WORK else command)
-    return typer.main.get_command(alone)
+    alone.command(name, cls=Command)(getattr(importlib.import_module(f"fedtailor.cli.{module}"), name))
+    command = typer.main.get_command(alone)
+    if name in AT_WORK:
+        command.params += [option for option in typer.main.get_command(app).params if option.name in SWITCHES]
+    return command
 
 
 app = typer.Typer(
@@ -149,13 +173,27 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _begin(
     version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", rich_help_panel=PANEL, help="no progress and no notes; results, warnings and errors stay"
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            rich_help_panel=PANEL,
+            help="a line for each round, run directories, and where warnings come from",
+        ),
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"fedtailor {__version__}")
         raise typer.Exit
-    loudness.reset(quiet, verbose)
+    loudness.quiet = loudness.verbose = False
+    loudness.add(quiet, verbose)
 
 
 for title, commands in BY_PURPOSE.items():

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli import JsonOfMany, loudness
 from fedtailor.cli.completion import completer_of, methods
 from fedtailor.cli.display import data_lines, interrupted, marked, out, print_json, progress_bars, say, table_of
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.verbosity import JsonOfMany, loudness
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:

@@ -1,16 +1,17 @@
 """`fedtailor methods`, `settings`, `models` and `data`."""
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import Json
 from fedtailor.cli.completion import completer_of
 from fedtailor.cli.completion import methods as method_names
 from fedtailor.cli.display import definition_table, network_lines, out, plain_table, print_json, print_setup, visible
 from fedtailor.cli.options import experiment_options
-from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import Experiment, make_experiment
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _show_network(experiment: Experiment, json: bool) -> None:
 
     setup = prepare(experiment, Objects()).setup
     if json:
-        print_json(setup.plain())
+        print_json(asdict(setup))
         return
     cells = [(visible(layer.name), layer.kind, layer.part, f"{layer.numbers:,}") for layer in setup.layers]
     out.print(

@@ -36,7 +36,7 @@ from fedtailor._common.text import (
     plain_table,
     visible,
 )
-from fedtailor.cli.verbosity import loudness
+from fedtailor.cli import loudness
 
 if TYPE_CHECKING:
     from fedtailor.data import FederatedData

@@ -6,8 +6,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.cli import Json
 from fedtailor.cli.display import human_bytes, marked, out, print_json, visible, working
-from fedtailor.cli.verbosity import Json
 
 if TYPE_CHECKING:
     from fedtailor.cli.diagnosis import Facts

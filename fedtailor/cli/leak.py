@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import JsonOfMany
 from fedtailor.cli.compare import asked
 from fedtailor.cli.completion import from_names
 from fedtailor.cli.completion import methods as known_methods
 from fedtailor.cli.display import interrupted, out, print_json, progress_bars, say, table_of, working
 from fedtailor.cli.options import Assignments, experiment_options, out_directory, parse_assignments
-from fedtailor.cli.verbosity import JsonOfMany
 from fedtailor.experiment import make_experiment
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from rich.markup import escape
 from fedtailor._common.errors import FedtailorError, shown
 from fedtailor._common.toml import parse_toml
 from fedtailor.cli.completion import completer_of, from_names, methods_and_files, setting_names, tuned_settings
-from fedtailor.cli.verbosity import parameter, with_parameters
 from fedtailor.experiment import (
     DATA_SETTINGS,
     NEW_DATA_SETTINGS,
@@ -109,7 +108,11 @@ def experiment_options(*groups: str, without: str = "") -> Callable[[Callable[..
             settings = {name: False if used.get(f"no_{name}") else used[name] for name, _ in names}
             command(settings=in_sections({k: v for k, v in settings.items() if v is not None}), **values)
 
-        return with_parameters(wrapped, command, [*own, *added])
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *added)]
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
+        return wrapped
 
     return decorate
 
@@ -129,11 +132,15 @@ def _options(name: str, group: str) -> list[inspect.Parameter]:
     if field.annotation is bool:
         opposite = typer.Option(f"--no-{flag[2:]}", hidden=True)
         both = {name: typer.Option(flag, **shown), f"no_{name}": opposite}
-        return [parameter(each, Annotated[bool | None, option]) for each, option in both.items()]
+        return [_parameter(each, Annotated[bool | None, option]) for each, option in both.items()]
     flags = [SHORT[name], flag] if name in SHORT else [flag]
     shown |= {"metavar": VALUES.get(name) or _values(field)}
     shown |= {"autocompletion": from_names(words) if (words := choices(field)) else completer_of(name)}
-    return [parameter(name, Annotated[str | None, typer.Option(*flags, **shown)])]
+    return [_parameter(name, Annotated[str | None, typer.Option(*flags, **shown)])]
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _values(field: FieldInfo) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import Json, loudness
 from fedtailor.cli.completion import completer_of, methods
 from fedtailor.cli.completion import presets as preset_names
 from fedtailor.cli.display import (
@@ -23,7 +24,6 @@ from fedtailor.cli.display import (
     table_of,
 )
 from fedtailor.cli.options import Assignments, check_assignment, parse_assignments, with_assignments
-from fedtailor.cli.verbosity import Json, loudness
 
 if TYPE_CHECKING:
     from fedtailor.server.records import Plain

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import Json, loudness
 from fedtailor.cli.completion import from_names, methods_and_files, runs, runs_and_comparisons
 from fedtailor.cli.display import (
     RoundProgress,
-    announce,
     decimals,
     epsilon_text,
     human_bytes,
@@ -36,7 +36,6 @@ from fedtailor.cli.options import (
     parse_assignments,
     with_assignments,
 )
-from fedtailor.cli.verbosity import Json
 from fedtailor.experiment import SETTING_NAMES, Experiment, make_experiment, merged, read_experiment
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ def run(
 
     try:
         with working("setting up"):
-            from fedtailor.engines.runs import run_prepared
-            from fedtailor.studies.runner import PreparedRuns
+            from fedtailor.engines.runs import PreparedRuns, run_prepared
 
             found = None if tuned is None else find_settings(tuned)
             experiments = _experiments(what, settings, parse_assignments(assignments or []), found)
@@ -91,7 +89,8 @@ def run(
             prepared = [ready.prepare(experiment) for experiment in experiments]
     except KeyboardInterrupt:
         _interrupted(None)
-    announce(setup_lines(prepared))
+    if not loudness.quiet:
+        print_setup(setup_lines(prepared))
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, made, path in zip(experiments, prepared, paths, strict=True):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import loudness
 from fedtailor.cli.display import INTERRUPTED, Bars, human_bytes, out, progress_bars, say, visible
 from fedtailor.cli.presence import read_status
-from fedtailor.cli.verbosity import loudness
 
 if TYPE_CHECKING:
     from fedtailor.server.records import RoundRecord

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.cli import JsonOfMany
 from fedtailor.cli.compare import asked, numbers
 from fedtailor.cli.completion import setting_names
 from fedtailor.cli.display import (
@@ -30,7 +31,6 @@ from fedtailor.cli.options import (
     out_directory,
     parse_assignments,
 )
-from fedtailor.cli.verbosity import JsonOfMany
 
 if TYPE_CHECKING:
     from fedtailor.studies.trials import Trial

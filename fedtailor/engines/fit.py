@@ -1,8 +1,8 @@
 """Do the data, the network and the loss fit together? It is found out before the first round."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -37,14 +37,24 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
     network.module.eval()
     before = changes(data.x, data.y)
     samples = held(data.x[:2])
+    embeddings = [layer for layer in network.module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
     try:
-        with _checked_tokens(network.module, data, samples), warnings.catch_warnings():
+        checked = _checked_tokens(embeddings, data, samples) if embeddings else nullcontext()
+        with checked, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Using a target size")  # it would be broadcast
             with network.precision():
                 outputs: Tensor = network(samples)
-                _check_outputs(outputs, data, loss)
+                if not isinstance(outputs, Tensor):
+                    kind = type(outputs).__name__
+                    raise FedtailorError(f"The model returns a {kind}, but it must return one tensor of outputs.")
+                given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
+                if given is not None and given < wanted and loss is functional.cross_entropy:
+                    raise FedtailorError(
+                        f"The model gives {given} outputs, but there are {wanted} classes: give it one for each."
+                    )
                 value: Tensor = loss(outputs, data.y[:2])
+            written = changes(data.x, data.y) != before
     except FedtailorError:
         raise
     except Exception as error:  # whatever a foreign network or loss raises
@@ -54,22 +64,15 @@ def try_out(network: Network, data: FederatedData, loss: Loss) -> Tensor:
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FedtailorError("The loss must return one number: the mean over the samples.")
-    if changes(data.x, data.y) != before:
+    if written:
         raise FedtailorError("The model or the loss writes into the samples that it gets: have it change a copy.")
     return outputs
 
 
-def _check_outputs(outputs: Any, data: FederatedData, loss: Loss) -> None:
-    """Refuse outputs that cannot be scores of the classes."""
-    if not isinstance(outputs, Tensor):
-        raise FedtailorError(f"The model returns a {type(outputs).__name__}, but it must return one tensor of outputs.")
-    given, wanted = outputs.shape[1] if outputs.dim() == 2 else None, len(data.classes)
-    if given is not None and given < wanted and loss is functional.cross_entropy:
-        raise FedtailorError(f"The model gives {given} outputs, but there are {wanted} classes: give it one for each.")
-
-
 @contextmanager
-def _checked_tokens(module: nn.Module, data: FederatedData, samples: Held) -> Iterator[None]:
+def _checked_tokens(
+    layers: Sequence[nn.Embedding | nn.EmbeddingBag], data: FederatedData, samples: Held
+) -> Iterator[None]:
     """Refuse tokens of any client that are not among those of the embedding which gets them."""
 
     def check(layer: nn.Embedding | nn.EmbeddingBag, given: tuple[Any, ...]) -> None:
@@ -77,7 +80,6 @@ def _checked_tokens(module: nn.Module, data: FederatedData, samples: Held) -> It
             if given and _same_values(given[0], tensor):
                 _check_tokens(data, part, layer.num_embeddings)
 
-    layers = [layer for layer in module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
     hooks = [layer.register_forward_pre_hook(check) for layer in layers]
     try:
         yield

@@ -54,8 +54,6 @@ class Trigger:
 def hostile_clients(experiment: Experiment, data: FederatedData) -> list[int]:
     """The numbers of the hostile clients: among those that trained from the first round on. Refuse an attack that these
     data do not allow."""
-    if experiment.attack is None:
-        return []
     attack = Attack.parse(experiment.attack)
     _check_samples(attack.kind, data)
     training = data.n_clients - len(data.new) - sum(len(join.clients) for join in data.joined)

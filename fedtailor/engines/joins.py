@@ -101,7 +101,7 @@ def run_data(
 ) -> FederatedData:
     """Load the data of a run, with those of the clients that joined it. `given` are its data and `objects` those of
     clients that joined, by name, where they were Python objects."""
-    data = given if isinstance(given, FederatedData) else partition_data(experiment, given)
+    data = partition_data(experiment, given)
     for join in joined:
         if join.source is not None:
             found = _read(experiment, data, join, objects or {})

@@ -5,7 +5,7 @@ here, before the first file is written.
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
-from fedtailor.client.sites import Sites, declarations
+from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
 from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
@@ -27,7 +27,7 @@ from fedtailor.engines.hostile import hostile_clients
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import Declaration, EvaluateShared, Message
+from fedtailor.messages import EvaluateShared, Message, message_bytes
 from fedtailor.messages.store import Store
 from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
@@ -35,12 +35,12 @@ from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
 from fedtailor.server.aggregation.robust import check_aggregation
 from fedtailor.server.budget import Budget, settled, wanted_privacy
-from fedtailor.server.setup import Setup, describe_setup
+from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import held, sample_shape
 from fedtailor.training.metrics import Metric, find_metric, own_metric
-from fedtailor.training.network import Loss, Network
+from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric, targets_of
 from fedtailor.training.streams import torch_seed
 
@@ -67,14 +67,15 @@ class Objects:
         return any(value is not None for value in vars(self).values())
 
 
+@dataclass(frozen=True)
 class Initialiser:
     """Makes initial vectors of a network as other seeds would have made them.
 
     It has a copy of the network: in that of the sites are traces of the clients' work.
     """
 
-    def __init__(self, assembled: Assembled, seed: int) -> None:
-        self._assembled, self._seed = assembled, seed
+    _assembled: Assembled
+    _seed: int
 
     def __call__(self, number: int) -> Tensor:
         return self._assembled.network().initialised(torch_seed(self._seed, "another", number))
@@ -89,19 +90,7 @@ class Prepared:
     terms: Terms
     assembled: Assembled
     budget: Budget | None = None
-
-    @property
-    def method(self) -> Method:
-        return self.terms.method
-
-    @property
-    def network(self) -> Network:
-        return self.terms.network
-
-    @cached_property
-    def hostile(self) -> list[int]:
-        """The numbers of the hostile clients, if the experiment has an attack."""
-        return hostile_clients(self.experiment, self.data)
+    hostile: list[int] = field(default_factory=list)  # clients, if the experiment has an attack
 
     @property
     def class_weights(self) -> list[float]:
@@ -112,21 +101,18 @@ class Prepared:
     def copied_terms(self) -> Terms:
         """The terms for a site that shares no memory with anything here."""
         network = self.assembled.network()
-        network.autocast = self.network.autocast
-        method, initial = self.method.model_copy(deep=True), self.terms.initial.clone()
+        network.autocast = self.terms.network.autocast
+        method, initial = self.terms.method.model_copy(deep=True), self.terms.initial.clone()
         return replace(self.terms, method=method, network=network, initial=initial)
 
-    def server(self, declared: Sequence[Declaration], store: Store) -> Server:
-        """The server of the sites that have joined. A site with another network or experiment is refused."""
+    def server(self, n_samples: Sequence[int], store: Store) -> Server:
+        """The server of sites that have so many training samples."""
         terms = self.terms
-        for declaration in declared:
-            if declaration.fingerprint != terms.fingerprint:
-                raise FedtailorError(f"The site {declaration.name} has another network or experiment: it cannot join.")
         return Server(
             terms.initial.clone(),
             copy.deepcopy(terms.network.layout),
-            torch.tensor([declaration.n_samples for declaration in declared], device=terms.initial.device),
-            terms.participation * len(declared),
+            torch.tensor(n_samples, device=terms.initial.device),
+            terms.participation * len(n_samples),
             store=store,
             initialise=Initialiser(self.assembled, self.experiment.seed),
         )
@@ -135,7 +121,7 @@ class Prepared:
         """Count the private gradients that a client with so many samples asks for in a round, by sampling rate."""
         server = _started(self)
         server.round, server.participants = 1, [0]
-        message = self.method.send_all(server)[0]
+        message = self.terms.method.send_all(server)[0]
         return private_queries(self.terms, message, n_samples)
 
     @cached_property
@@ -147,8 +133,15 @@ class Prepared:
             notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
         if self.budget:
             notes.append(self.budget.in_words(experiment.rounds))
-        return describe_setup(
-            self.network, experiment.model, notes, self.method, experiment.method, _first_upload(self), terms.privacy
+        upload = _first_upload(self)
+        return Setup(
+            network=experiment.model,
+            layers=describe_layers(terms.network),
+            notes=notes,
+            method=experiment.method,
+            uploads=describe_uploads(terms.method, terms.privacy),
+            numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
+            bytes=None if upload is None else message_bytes(upload),
         )
 
 
@@ -157,8 +150,8 @@ def _first_upload(prepared: Prepared) -> Message | None:
     try:
         server = _started(prepared)
         server.round = 1
-        upload = expected_upload(prepared.method, server, 0)
-        left_out = prepared.method.recorded if prepared.terms.privacy else set()
+        upload = expected_upload(prepared.terms.method, server, 0)
+        left_out = prepared.terms.method.recorded if prepared.terms.privacy else set()
         return {name: tensor for name, tensor in upload.items() if name not in left_out}
     except Exception:  # a method's own fault, of any kind
         return None
@@ -166,10 +159,11 @@ def _first_upload(prepared: Prepared) -> Message | None:
 
 def _started(prepared: Prepared) -> Server:
     """A server on which the method was started, to look at."""
-    server = prepared.server(declarations(prepared.data, prepared.terms.fingerprint), Store(None, "server"))
+    training = len(prepared.data.names) - len(prepared.data.new)
+    server = prepared.server(prepared.data.n_samples.tolist()[:training], Store(None, "server"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it has to say is said when the run begins
-        prepared.method.model_copy(deep=True).start(server)
+        prepared.terms.method.model_copy(deep=True).start(server)
     return server
 
 
@@ -178,19 +172,16 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
 
     For one `site` of a federation, the samples of the others are not there, and the protocol is the server's to check.
     """
-    method = objects.method or find_method(experiment.method, experiment.parameters)
     if experiment.tensorboard:
         check_installed()
     device = find_device(experiment.device)
+    method = objects.method or find_method(experiment.method, experiment.parameters)
     check_training(experiment, method, device)
-    given = objects.data
-    data = given.aligned() if isinstance(given, FederatedData) else partition_data(experiment, given)
-    data = data.to(device)
+    data = partition_data(experiment, objects.data).to(device)
     training = data.n_clients - len(data.new)
-    check_aggregation(experiment, method, training)
-    loss = objects.loss or find_loss(experiment.loss)
-    if objects.loss is None:
-        _check_loss(experiment.loss, data)
+    if experiment.aggregation != "mean":
+        check_aggregation(experiment, method, training)
+    loss = objects.loss or find_loss(experiment.loss, data)
     model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
     augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
     if augmentation is not None:
@@ -215,7 +206,9 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
-    privacy = wanted_privacy(experiment, method, network.layout)
+    per_round = participation.mean(training)
+    private = experiment.privacy is not None or experiment.epsilon is not None
+    privacy = wanted_privacy(experiment, method, network.layout) if private else None
     terms = Terms(
         method,
         network,
@@ -226,7 +219,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         experiment.keep_momentum,
         experiment.evaluation.fine_tune,
         experiment.seed,
-        participation.mean(training) / training,
+        per_round / training,
         experiment.schedule,
         experiment.rounds,
         experiment.evaluation.train,
@@ -237,21 +230,23 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         own_metric,
         data.targets == "labels",
         privacy,
-        participation.mean(training),
+        per_round,
     )
     prepared = Prepared(experiment, data, terms, assembled)
     if privacy is not None and not site:  # a site gets the noise from the plan
         prepared = _with_budget(prepared, privacy, participation, training)
     if not site:
         _check_protocol(prepared)
-        hostile_clients(experiment, data)  # which may refuse the attack
-    _try_out_metric(prepared)
+        if experiment.attack is not None:
+            prepared.hostile = hostile_clients(experiment, data)
+    if own_metric is not None:
+        _try_out_metric(prepared)
     return prepared
 
 
 def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participation, clients: int) -> Prepared:
     """Settle the privacy of a run: its noise, and what it may cost."""
-    experiment, method = prepared.experiment, prepared.method
+    experiment, method = prepared.experiment, prepared.terms.method
     queries: list[dict[float, int]] = []
     if privacy.level == "sample" and method.uploads:
         sizes = prepared.data.n_samples.tolist()[:clients]
@@ -260,19 +255,6 @@ def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participat
     limit = None if isinstance(experiment.epsilon, str) else experiment.epsilon
     budget = settled(experiment, Budget(privacy, participation, clients, bool(method.uploads), limit, queries))
     return replace(prepared, budget=budget, terms=replace(prepared.terms, privacy=budget.privacy))
-
-
-def _check_loss(name: str, data: FederatedData) -> None:
-    """Refuse cross-entropy for targets that are not one class a sample."""
-    if name == "cross-entropy" and data.targets == "numbers":
-        raise FedtailorError(
-            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
-            "give the labels as whole numbers."
-        )
-    if name == "cross-entropy" and data.targets == "labels":
-        raise FedtailorError(
-            "The loss cross-entropy is for one class a sample, but these samples have several labels: take --loss bce."
-        )
 
 
 def _find_metric(
@@ -290,7 +272,7 @@ def _find_metric(
 def _try_out_metric(prepared: Prepared) -> None:
     """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
     data, terms = prepared.data, prepared.terms
-    if terms.own_metric is None or data.elsewhere is not None:
+    if data.elsewhere is not None:
         return
     if tested := [client for client in range(data.n_clients) if len(data.test(client)[1])]:
         reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
@@ -302,7 +284,7 @@ def _try_out_metric(prepared: Prepared) -> None:
 
 def _check_protocol(prepared: Prepared) -> None:
     """Refuse an evaluation of something that there is not."""
-    protocol, method, data = prepared.experiment.evaluation, prepared.method, prepared.data
+    protocol, method, data = prepared.experiment.evaluation, prepared.terms.method, prepared.data
     if not protocol.every:
         if protocol.patience is not None:
             raise FedtailorError("Nothing is evaluated to stop early by: leave --patience or --evaluate-every 0 out.")
@@ -329,33 +311,33 @@ def _check_protocol(prepared: Prepared) -> None:
 
 
 def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
-    """The experiment's data, loaded and partitioned among its clients (on the CPU: the same for every device).
+    """The experiment's data, or what is given in their place: loaded and partitioned among its clients, if they are
+    not yet (on the CPU: the same for every device).
 
     `table` is the preprocessing of an earlier federation, in place of the experiment's.
     """
+    if isinstance(given, FederatedData):
+        return given.aligned()
     with torch.device("cpu"):
-        return _partition_data(experiment, load_dataset(experiment, given), table)
-
-
-def _partition_data(experiment: Experiment, dataset: Dataset, table: Preprocessing | None) -> FederatedData:
-    return federate(
-        dataset,
-        partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
-        clients=experiment.clients,
-        seed=experiment.seed,
-        test=experiment.test,
-        validation=experiment.validation,
-        split=experiment.split,
-        stratify=experiment.stratify,
-        min_samples=experiment.min_samples,
-        max_train=experiment.max_train,
-        new_clients=experiment.new_clients,
-        pixels=experiment.pixels,
-        labels=experiment.labels,
-        preprocessing=table or experiment.preprocessing,
-        rare=experiment.rare,
-        dtype=getattr(torch, experiment.dtype),
-    )
+        dataset = load_dataset(experiment, given)
+        return federate(
+            dataset,
+            partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+            clients=experiment.clients,
+            seed=experiment.seed,
+            test=experiment.test,
+            validation=experiment.validation,
+            split=experiment.split,
+            stratify=experiment.stratify,
+            min_samples=experiment.min_samples,
+            max_train=experiment.max_train,
+            new_clients=experiment.new_clients,
+            pixels=experiment.pixels,
+            labels=experiment.labels,
+            preprocessing=table or experiment.preprocessing,
+            rare=experiment.rare,
+            dtype=getattr(torch, experiment.dtype),
+        )
 
 
 def load_dataset(
@@ -407,7 +389,17 @@ def has_device(name: str) -> bool:
     return True
 
 
-def find_loss(name: str) -> Loss:
+def find_loss(name: str, data: FederatedData) -> Loss:
+    """The loss of this name; refuse cross-entropy for targets that are not one class a sample."""
+    if name == "cross-entropy" and data.targets == "numbers":
+        raise FedtailorError(
+            "The loss cross-entropy is for classes, but these targets are floating-point numbers: take --loss mse, or "
+            "give the labels as whole numbers."
+        )
+    if name == "cross-entropy" and data.targets == "labels":
+        raise FedtailorError(
+            "The loss cross-entropy is for one class a sample, but these samples have several labels: take --loss bce."
+        )
     if name in LOSSES:
         return LOSSES[name]
     if ":" not in name:

@@ -18,9 +18,9 @@ from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, brief
-from fedtailor.engines.memory import keep_freed_memory
 from fedtailor.engines.ray_parcels import Bytes, Label, Parcel, as_bytes, label, pack, pack_sites, unpack, unpack_sites
 from fedtailor.engines.ray_session import check_software, connected, software
+from fedtailor.engines.transports import keep_freed_memory
 from fedtailor.engines.workers import ATTEMPTS, PATIENCE, Workers, arrived, portable
 from fedtailor.messages import Reply, Request, State
 from fedtailor.messages.transport import Place

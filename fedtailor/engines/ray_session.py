@@ -15,7 +15,7 @@ import torch
 
 from fedtailor._common.errors import FedtailorError, brief, shown, warn
 from fedtailor._common.version import __version__
-from fedtailor.engines.workers import cores
+from fedtailor.engines.transports import cores
 
 CONNECTING = 10.0  # seconds to reach a cluster's head
 MODE = "RAY_AUTH_MODE"  # by which Ray is told to use a token; it sets it by itself where it starts a cluster

@@ -1,8 +1,8 @@
 """One run: `run`, `resume`, `load`, and the result that they return."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from fedtailor._common.errors import FedtailorError, shown, unknown, warn
 from fedtailor._common.imports import object_name
 from fedtailor._common.toml import written_again
-from fedtailor.data import Clients, Dataset
+from fedtailor.data import Clients, Dataset, FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
 from fedtailor.engines.joins import Additions, add, run_data
-from fedtailor.engines.preparation import Objects, Prepared, prepare
+from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.simulation import Simulation, create, look_into, reopen
-from fedtailor.experiment import SETTING_NAMES, Experiment, Settings, make_experiment
+from fedtailor.experiment import DATA_SETTINGS, SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.experiment.tuned import find_settings, for_run
 from fedtailor.method import Method
@@ -28,6 +28,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.server.tensorboard import scalars
+from fedtailor.training.inputs import changes
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
@@ -111,6 +112,26 @@ def run_experiment(
         return run_prepared(experiment, prepared, out, on_round, on_start)
 
 
+@dataclass
+class PreparedRuns:
+    """Prepares runs one after the other. Those on the same data share them."""
+
+    objects: Objects = field(default_factory=Objects)
+    _data: dict[str, FederatedData] = field(default_factory=dict)
+    _changes: list[int | None] = field(default_factory=list)
+
+    def prepare(self, experiment: Experiment) -> Prepared:
+        """Load, partition and build all that a run needs before its first round."""
+        with isolated():
+            key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
+            known = self._data.get(key)
+            if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
+                self._data.clear()  # one data set in memory is enough: runs come ordered by their data
+                known = self._data[key] = partition_data(experiment, self.objects.data)
+                self._changes = changes(known.x, known.y)
+            return prepare(experiment, replace(self.objects, data=known))
+
+
 def run_prepared(
     experiment: Experiment,
     prepared: Prepared,
@@ -120,7 +141,7 @@ def run_prepared(
 ) -> RunResult:
     """Run an experiment whose data and network are in place."""
     with isolated():
-        written = written_parameters(prepared.method)  # the defaults too
+        written = written_parameters(prepared.terms.method)  # the defaults too
         prepared.experiment = experiment.model_copy(update={"parameters": written})
         with closing(create(out, prepared) if out else Simulation(prepared)) as new:
             new.start()
@@ -231,11 +252,12 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
     loop = run.loop
     if on_start:
         on_start(loop)
-    with scalars(loop) as write, closing(run.run()) as rounds:
-        for record in rounds:
-            write(record)
-            if on_round:
-                on_round(record)
+    with ExitStack() as opened:
+        told = [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
+        told += [on_round] if on_round else []
+        for record in opened.enter_context(closing(loop.run(run.transport))):
+            for tell in told:
+                tell(record)
     path = run.directory.path if run.directory else None
     result = RunResult(
         run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,17 +71,21 @@ class Simulation:
             self.transport = self._tampering(self.attack, memory)
         new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
+        declared = self.transport.declare()
+        for site in declared:
+            if site.fingerprint != terms.fingerprint:
+                raise FedtailorError(f"The site {site.name} has another network or experiment: it cannot join.")
         self.loop = Loop(
             experiment,
             method,
-            prepared.server(self.transport.declare(), store),
+            prepared.server([site.n_samples for site in declared], store),
             list(data.names),
             Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
-            Checkpoint(checkpoint, store, device, data.n_clients - len(data.new)),
+            Checkpoint(checkpoint, store, device, len(declared)),
             directory,
             Counter(join.after for join in data.joined for _ in join.clients),
-            replace(terms.metric),
+            copy(terms.metric),
             prepared.budget,
             away,
             frozenset(self.hostile),

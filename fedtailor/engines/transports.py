@@ -1,13 +1,17 @@
 """Transports carry requests to the sites and replies back. A transport knows neither methods nor data."""
 
+import ctypes
 import multiprocessing
+import os
 import sys
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.engines.memory import keep_freed_memory
 from fedtailor.engines.processes import Processes
-from fedtailor.engines.workers import cores
 from fedtailor.messages.transport import Place, Transport
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the C library's names for what `mallopt` sets
+KEPT = 1 << 30  # bytes of free memory that a process keeps
+LARGEST = 1 << 28  # bytes: larger blocks still come from the system, and go back there
 
 
 def make_transport(
@@ -27,10 +31,11 @@ def make_transport(
     if engine == "processes" and not (can_fork and on_cpu):
         raise FedtailorError("Worker processes need Linux and the CPU: use --engine in-process here.")
     keep_freed_memory()
-    count = workers or cores()
     may_fork = can_fork and on_cpu and not multiprocessing.current_process().daemon  # whose children are forbidden
-    if engine == "processes" or (engine == "auto" and (count > 1 or deadline is not None) and may_fork):
-        return Processes(sites, count, deadline)
+    if engine == "processes" or (engine == "auto" and may_fork):
+        count = workers or cores()
+        if engine == "processes" or count > 1 or deadline is not None:
+            return Processes(sites, count, deadline)
     if deadline is not None:
         raise FedtailorError(
             "A deadline needs worker processes (Linux, the CPU, no --engine in-process): leave out one or the other."
@@ -51,3 +56,23 @@ def _make_actors(
         raise FedtailorError("Ray is not installed: pip install 'fedtailor[ray]'.") from None
     keep_freed_memory()
     return Actors(sites, workers, deadline, address)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Have this process, and those that it forks, keep memory that is freed.
+
+    The C library gives large blocks back to the system as soon as they are freed, and a step of a network takes them
+    anew: the system clears every page again, which takes longer than most of what is then computed there. A
+    convolutional network's step is 1.2 to 1.4 times as fast when they are kept. Without glibc nothing changes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    mallopt(TRIM_THRESHOLD, KEPT)
+    mallopt(MMAP_THRESHOLD, LARGEST)

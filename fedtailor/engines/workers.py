@@ -4,7 +4,6 @@ Workers compute and keep nothing, so any of them can serve any client. One that 
 again. One that misses the deadline is ended, and its client has failed.
 """
 
-import os
 import pickle
 import time
 import traceback
@@ -20,11 +19,6 @@ from fedtailor.messages.transport import Place, Relay
 ATTEMPTS = 3  # how often a client's work is begun again after its worker died
 PATIENCE = 0.5  # seconds after which one looks whether workers that say nothing are alive
 WINDOW = 8  # requests for each worker that may be done ahead of the first unfinished one, so that their replies wait
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker(Protocol):

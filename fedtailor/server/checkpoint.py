@@ -55,14 +55,15 @@ def read_manifest(directory: Path) -> Manifest | None:
     return read_sealed(path, Manifest.from_json) if path.exists() else None
 
 
+@dataclass
 class Checkpoint:
     """Checkpoints in a directory, of so many clients; without a directory, nothing is saved."""
 
-    def __init__(
-        self, directory: Path | None, store: Store, device: torch.device | str = "cpu", n_clients: int | None = None
-    ) -> None:
-        self.directory, self.store, self.device, self.n_clients = directory, store, device, n_clients
-        self._round: int | None = None  # the round of the last one
+    directory: Path | None
+    store: Store
+    device: torch.device | str = "cpu"
+    n_clients: int | None = None
+    _round: int | None = None  # the round of the last one
 
     def write(
         self, round: int, state: Message, versions: dict[int, int], save: Callable[[], None], prune: Callable[[], None]
@@ -70,10 +71,11 @@ class Checkpoint:
         """Save everything of a round. `save` makes the sites' states durable, `prune` lets go of the older ones."""
         if self.directory is None:
             return
+        file = self._file(round)
         save()
         self.store.save()
         make_directory(self.directory)
-        write_atomically(self._file(round), frame(state, sender="server", round=round))
+        write_atomically(file, frame(state, sender="server", round=round))
         named = {
             "round": round,
             "clients": {str(client): versions[client] for client in sorted(versions)},

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtailor._common.errors import warn
@@ -19,15 +20,16 @@ from fedtailor.messages import Message, State, copied, frame, message_bytes, unf
 NAME = re.compile(r"round-([1-9][0-9]{0,17})\.safetensors(\.tmp)?")
 
 
+@dataclass
 class Observations:
     """Named tensors by round, in a directory or in memory, up to a number of bytes altogether."""
 
-    def __init__(self, directory: Path | None, limit: int) -> None:
-        self.directory, self.limit = directory, limit
-        self._memory: dict[int, State] = {}
-        self._new: list[Path] = []  # files that a power cut could take
-        self._full = False
-        self._bytes: int | None = None  # recorded until now, once they are counted
+    directory: Path | None
+    limit: int
+    _memory: dict[int, State] = field(default_factory=dict)
+    _new: list[Path] = field(default_factory=list)  # files that a power cut could take
+    _full: bool = False
+    _bytes: int | None = None  # recorded until now, once they are counted
 
     def put(self, round: int, tensors: Message) -> None:
         """Record a round, or warn once that there is no more room."""

@@ -23,7 +23,7 @@ import platform
 import stat
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,14 +88,14 @@ class Tail:
     checksum: str = ""
 
 
+@dataclass
 class RunDirectory:
     """One run's files. While a process writes in it, it is that process's alone."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: int | None = None
-        self._tails = dict.fromkeys(GROWING, Tail())  # as this process wrote them
-        self.behind = False  # experiment.toml has fewer rounds than about.json
+    path: Path
+    behind: bool = False  # experiment.toml has fewer rounds than about.json
+    _lock: int | None = None
+    _tails: dict[str, Tail] = field(default_factory=lambda: dict.fromkeys(GROWING, Tail()))  # as this wrote them
 
     @classmethod
     def create(
@@ -109,15 +109,16 @@ class RunDirectory:
         hostile: Sequence[int] = (),
     ) -> "RunDirectory":
         check_free(path)
+        partition = {**describe(data, hostile), "network": network}
+        about = About(format=FORMAT, versions=versions(), experiment=deciding_settings(experiment), metric=metric)
         make_directory(path)
         run = cls(path)
         run.lock()
         try:
             check_free(path)  # nobody else was faster
-            write_atomically(path / "partition.json", seal({**describe(data, hostile), "network": network}))
-            write_atomically(path / "network.json", seal(setup.plain(), pretty=True))
-            settings = deciding_settings(experiment)
-            run._write_about(About(format=FORMAT, versions=versions(), experiment=settings, metric=metric))
+            write_atomically(path / "partition.json", seal(partition))
+            write_atomically(path / "network.json", seal(asdict(setup), pretty=True))
+            write_atomically(path / "about.json", seal(asdict(about), pretty=True))
             write_atomically(path / "experiment.toml", write_toml(experiment.model_dump()))
         except BaseException:
             run.unlock()
@@ -188,12 +189,10 @@ class RunDirectory:
     def extend(self, after: Experiment) -> None:
         """Write down that the run gets more rounds. Killed in between, it has them already (see `experiment`)."""
         about = self.about()
-        self._write_about(replace(about, experiment={**about.experiment, "rounds": after.rounds}))
+        about.experiment["rounds"] = after.rounds
+        write_atomically(self.path / "about.json", seal(asdict(about), pretty=True))
         write_atomically(self.path / "experiment.toml", write_toml(after.model_dump()))
         (self.path / "result.json").unlink(missing_ok=True)
-
-    def _write_about(self, about: About) -> None:
-        write_atomically(self.path / "about.json", seal(asdict(about), pretty=True))
 
     def partition(self) -> Partition:
         """Every client's name and its samples by class."""
@@ -266,11 +265,12 @@ class RunDirectory:
 
     def sync(self) -> None:
         """Have the system write the records to the disk itself."""
-        for name in GROWING:
-            if self._tails[name].end:
-                fsync_file(self.path / name)
-        with writing(self.path):
-            fsync_directory(self.path)
+        written = [self.path / name for name in GROWING if self._tails[name].end]
+        for path in written:
+            fsync_file(path)
+        if written:
+            with writing(self.path):
+                fsync_directory(self.path)
 
     def cut(self, round: int) -> None:
         """Forget the records behind this round, as they will be made again."""

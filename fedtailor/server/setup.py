@@ -1,14 +1,13 @@
 """The beginning of a run: the layers of its network, body, head and frozen ones, and the uploads of a client."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedtailor._common.files import Count
 from fedtailor._common.text import human_bytes
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import Message, message_bytes
 from fedtailor.method import Each, Method
-from fedtailor.server.records import Plain, Record
+from fedtailor.server.records import Record
 from fedtailor.training.network import Network
 
 FEW_LAYERS = 3  # that are all named
@@ -37,10 +36,6 @@ class Setup(Record):
     numbers: Count | None = None
     bytes: Count | None = None
 
-    def plain(self) -> Plain:
-        """All fields as JSON has them."""
-        return asdict(self)
-
     def lines(self) -> list[str]:
         """Say all of it in a few lines."""
         parts = [self._part(part) for part in ("body", "head")]
@@ -65,29 +60,9 @@ class Setup(Record):
         return f"{part} {', '.join(named) or 'empty'}, {sum(layer.numbers for layer in layers):,} numbers"
 
 
-def describe_setup(
-    network: Network,
-    name: str,
-    notes: list[str],
-    method: Method,
-    method_name: str,
-    upload: Message | None,
-    privacy: Privacy | None = None,
-) -> Setup:
-    """Describe a network, and what a client uploads: tensors like those of round 1, if they are known."""
-    return Setup(
-        network=name,
-        layers=[*_trained(network), *_frozen(network)],
-        notes=notes,
-        method=method_name,
-        uploads=describe_uploads(method, privacy),
-        numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
-        bytes=None if upload is None else message_bytes(upload),
-    )
-
-
-def _trained(network: Network) -> list[Layer]:
-    return [
+def describe_layers(network: Network) -> list[Layer]:
+    """List the layers that are trained, as they lie in the vector, and then the frozen ones."""
+    layers = [
         Layer(
             name=name,
             kind=type(network.module.get_submodule(name)).__name__,
@@ -96,10 +71,7 @@ def _trained(network: Network) -> list[Layer]:
         )
         for name, place in network.layout.layers.items()
     ]
-
-
-def _frozen(network: Network) -> list[Layer]:
-    layers, seen, fixed = list[Layer](), set[int](), set(network.frozen)
+    seen, fixed = set[int](), set(network.frozen)
     for name, layer in network.module.named_modules():
         tensors = [p for p in layer._parameters.values() if p is not None and not p.requires_grad]
         tensors = [p for p in tensors if id(p) not in seen]

@@ -20,11 +20,8 @@ def check_installed() -> None:
 
 @contextmanager
 def scalars(run: Loop) -> Iterator[Callable[[RoundRecord], None]]:
-    """Yield a function that writes a round's metrics under the names of the record, if the experiment asks for it. A
-    resumed run goes on after its checkpoint: what was written of later rounds is void."""
-    if not run.experiment.tensorboard:
-        yield lambda record: None
-        return
+    """Yield a function that writes a round's metrics under the names of the record. A resumed run goes on after its
+    checkpoint: what was written of later rounds is void."""
     if run.directory is None:
         raise FedtailorError("TensorBoard's files need a run directory: give --out (out= in Python).")
     from torch.utils.tensorboard import SummaryWriter

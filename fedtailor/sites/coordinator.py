@@ -56,7 +56,7 @@ class Coordinator:
         agreement = self._recorded() if begun else self._agree()
         experiment = RunDirectory(self.out).experiment() if begun else self.plan.terms()
         prepared = prepare(experiment, Objects(data=agreement.data(experiment.dtype)))
-        experiment = experiment.model_copy(update={"parameters": written_parameters(prepared.method)})
+        experiment = experiment.model_copy(update={"parameters": written_parameters(prepared.terms.method)})
         prepared = replace(prepared, experiment=experiment)
         joined = Joined(self._channel, agreement, prepared, self.status)
         transport = Remote(

@@ -97,10 +97,10 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
             recorded = Recorded(played[names[number]])
             channel = InMemory({**played, names[number]: recorded})
             last = _play(simulation.loop, Remote(channel, run, names, sites.declare()), len(names))
-            seen = describe_uploads(prepared.method, prepared.terms.privacy)
+            seen = describe_uploads(prepared.terms.method, prepared.terms.privacy)
             exchanges = [_exchange(*letters, seen) for letters in recorded.letters]
             later = list(_later(simulation.loop, number, last, exchanges, seen))
-        frozen = {f"frozen.{n}": tensor for n, tensor in enumerate(prepared.network.frozen_tensors())}
+        frozen = {f"frozen.{n}": tensor for n, tensor in enumerate(prepared.terms.network.frozen_tensors())}
         begin = _tensors({"initial": prepared.terms.initial, **frozen})
         return Rehearsal(begin, tuple(_together([*exchanges, *later])), last)
 

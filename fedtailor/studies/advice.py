@@ -181,8 +181,7 @@ def advise(
     report = report or (lambda title, done, total: None)
     objects = objects or Objects()
     with isolated():
-        given = objects.data
-        data = given if isinstance(given, FederatedData) else partition_data(experiment, given)
+        data = partition_data(experiment, objects.data)
         if on_data:
             on_data(data)
         skew = measure_skew(data, experiment.seed)

@@ -23,7 +23,7 @@ from fedtailor._common.files import Count, make_directory, read_bytes, read_seal
 from fedtailor._common.toml import write_toml
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart
+from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns
 from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
@@ -39,7 +39,7 @@ from fedtailor.methods import find_method, method_class
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import Plain, Record
 from fedtailor.server.run_directory import RunDirectory
-from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
+from fedtailor.studies.runner import done, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 from fedtailor.training.metrics import AUTO, METRICS
 

@@ -77,7 +77,7 @@ def _accuracies(client: int) -> list[float]:
 
 def personalize(prepared: Prepared, theta: Tensor, explicit: bool, client: int) -> Iterator[Tensor]:
     """Yield a client's model before and after each of its steps (Eq. 4, or plain descent)."""
-    network, loss, data = prepared.network, prepared.terms.loss, prepared.data
+    network, loss, data = prepared.terms.network, prepared.terms.loss, prepared.data
     stream = torch_stream(prepared.terms.seed, "explicit", client)
     yield theta
     for _ in range(STEPS):

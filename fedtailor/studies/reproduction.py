@@ -18,9 +18,9 @@ from fedtailor._common.files import read_sealed, seal, write_atomically
 from fedtailor.client.sites import Site
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart
+from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns
 from fedtailor.engines.simulation import Simulation
-from fedtailor.engines.workers import cores
+from fedtailor.engines.transports import cores
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, flat
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Plain, Record, RoundRecord
@@ -29,7 +29,7 @@ from fedtailor.studies.explicit import Steps, keep_steps, kept_steps
 from fedtailor.studies.measures import individual_gains, majority_baseline, samples_per_second
 from fedtailor.studies.outcome import add_histogram, add_speedups, markdown
 from fedtailor.studies.presets import Preset, Row, Settings
-from fedtailor.studies.runner import PreparedRuns, done, perform, run_name
+from fedtailor.studies.runner import done, perform, run_name
 from fedtailor.training.client import Client
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Network
@@ -274,7 +274,7 @@ def _mean_curve(curves: list[list[float]]) -> list[float]:
 def run_cost(experiment: Experiment, prepared: Prepared) -> Cost:
     """Estimate the cost of a run from one client's work in round 1: one of middling size, cut to a few samples."""
     alone = experiment.model_copy(update={"engine": "in-process", "states": "memory"})
-    data, terms, method = prepared.data, prepared.terms, prepared.method
+    data, terms, method = prepared.data, prepared.terms, prepared.terms.method
     sizes = data.n_samples.tolist()
     with isolated(), closing(Simulation(replace(prepared, experiment=alone))) as simulation:
         simulation.start()
@@ -287,7 +287,7 @@ def run_cost(experiment: Experiment, prepared: Prepared) -> Cost:
         kept = n_samples if whole_batches else min(n_samples, SHORT)
         method.train(_first_samples(site, 2), message)  # a first time for everything, not measured
         client = _first_samples(site, kept)
-        with counted_samples(prepared.network) as passed:
+        with counted_samples(prepared.terms.network) as passed:
             begin = time.perf_counter()
             method.train(client, message)
             seconds = time.perf_counter() - begin

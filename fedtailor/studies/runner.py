@@ -5,22 +5,18 @@ Each run has a directory of its own: a finished one is not run again, and one th
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.data import FederatedData
-from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
+from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import OnRound, OnStart, load, named_code, resume, run_prepared
-from fedtailor.experiment import DATA_SETTINGS, Experiment, experiment_hash
+from fedtailor.experiment import Experiment, experiment_hash
 from fedtailor.methods import find_method
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
-from fedtailor.training.inputs import changes
-from fedtailor.training.isolation import isolated
 
 Enough = Callable[[RoundRecord], bool]  # says of a round that no more of them are needed
 
@@ -34,30 +30,6 @@ def run_name(experiment: Experiment) -> str:
     parameters = find_method(experiment.method, experiment.parameters).model_dump()
     checksum = experiment_hash(experiment, parameters)
     return f"{experiment.method.replace(':', '.')}-seed{experiment.seed}-{checksum[:8]}"
-
-
-class PreparedRuns:
-    """Prepares runs one after the other. Those on the same data share them."""
-
-    def __init__(self, objects: Objects | None = None) -> None:
-        self._objects = objects or Objects()
-        self._data: dict[str, FederatedData] = {}
-        self._changes: list[int | None] = []
-
-    def prepare(self, experiment: Experiment) -> Prepared:
-        """Load, partition and build all that a run needs before its first round."""
-        with isolated():
-            key = experiment.model_dump_json(include={*DATA_SETTINGS, "seed", "dtype"})
-            known = self._data.get(key)
-            if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
-                self._data.clear()  # one data set in memory is enough: runs come ordered by their data
-                known = self._data[key] = self._partitioned(experiment)
-                self._changes = changes(known.x, known.y)
-            return prepare(experiment, replace(self._objects, data=self._data[key]))
-
-    def _partitioned(self, experiment: Experiment) -> FederatedData:
-        given = self._objects.data
-        return given if isinstance(given, FederatedData) else partition_data(experiment, given)
 
 
 def done(path: Path, enough: Enough | None = None) -> RunResult | None:

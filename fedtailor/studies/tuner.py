@@ -21,7 +21,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor._common.toml import parse_toml, write_toml
 from fedtailor.engines.preparation import Objects, Prepared
-from fedtailor.engines.runs import OnRound, OnStart, run_prepared
+from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns, run_prepared
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, first_difference, read_experiment
 from fedtailor.experiment.tuned import FILE as CHOSEN
@@ -31,7 +31,7 @@ from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
 from fedtailor.studies.measures import validation_score
 from fedtailor.studies.ranges import check_only, search_ranges
-from fedtailor.studies.runner import PreparedRuns, perform, run_name
+from fedtailor.studies.runner import perform, run_name
 from fedtailor.studies.trials import Budget, Trial, Trials, Tuned, check_installed, propose
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY
@@ -58,7 +58,7 @@ class Tuner:
         self.ranges = {method: search_ranges(method, ranges, only) for method in comparison.methods}
         check_only(only or (), self.ranges)
         self._check_ends()
-        self._prepared = {seed: PreparedRuns(objects) for seed in comparison.seeds}
+        self._prepared = {seed: PreparedRuns(objects or Objects()) for seed in comparison.seeds}
         self.metric = ACCURACY  # until the data are known
         self._check_directory()
         self.trials = {method: self._recorded(method) for method in comparison.methods}

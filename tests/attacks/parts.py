@@ -41,7 +41,7 @@ def observed(made: Study) -> tuple[Observed, State, State]:
     request, upload = listener.heard[victim]
     terms = prepared.terms
     settings = replace(terms.optimizer, factor=factor_at(terms.schedule, terms.rounds, last))
-    layout, n = prepared.network.layout, made.question.samples
+    layout, n = prepared.terms.network.layout, made.question.samples
     new = request.version == NEVER
     found = Observed(request.message, upload, layout, terms.initial, n, settings, last, new)
     return found, before, dict(run.state_of(victim))
@@ -51,7 +51,7 @@ def matched(made: Study) -> tuple[Matching, Evidence, Guess, State, State]:
     """The evidence against a study's first method, and the guess that is the truth but for the unknown part."""
     prepared = made.prepared[0]
     seen, before, after = observed(made)
-    clue = evidence(prepared.method, seen)
+    clue = evidence(prepared.terms.method, seen)
     x, y = made.data.train(made.victims[0])
     assert isinstance(x, Tensor)
     guess = Guess(x, one_hot(y, made.data.n_outputs).to(x.dtype))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedtailor._common.errors import ClientFailure, ClientNote
-from fedtailor.cli import display
-from fedtailor.cli.verbosity import loudness
+from fedtailor.cli import display, loudness
 from tests.cli.calling import Answer, Call, done, interrupted_in, refusal
 
 SMALL = ("--clients", 3, "--epochs", 1, "--model", "mlp:4", "--engine", "in-process")
@@ -32,7 +31,7 @@ def clock() -> Clock:
 
 @pytest.fixture(autouse=True)
 def _switches() -> None:
-    loudness.reset(False, False)
+    loudness.quiet = loudness.verbose = False
 
 
 @pytest.fixture
@@ -233,7 +232,7 @@ class TestSwitches:
         assert answer.err == "fedavg: recorded in here\n"
 
     def test_verbose_at_a_terminal_has_the_lines_above_the_bars(self, terminal: io.StringIO) -> None:
-        loudness.reset(False, True)
+        loudness.verbose = True
         with display.progress_bars() as bars:
             task = bars.add_task("fedavg", total=2, status="", unit="round", lines="each")
             bars.update(task, completed=1, status="accuracy 50 %", took="this round 0.10 s")
@@ -242,14 +241,14 @@ class TestSwitches:
         assert "this round" not in written[-1]  # the bar has no room for it
 
     def test_quiet_at_a_terminal_has_no_bars(self, terminal: io.StringIO) -> None:
-        loudness.reset(True, False)
+        loudness.quiet = True
         with display.working("setting up"), display.progress_bars() as bars:
             bars.update(bars.add_task("fedavg", total=1, status="", unit="round"), completed=1)
             bars.say("a line")
         assert terminal.getvalue() == ""
 
     def test_warnings_stay_with_quiet_and_notes_do_not(self, capsys: pytest.CaptureFixture[str]) -> None:
-        loudness.reset(True, False)
+        loudness.quiet = True
         with display.progress_bars():
             warnings.warn("it is back", ClientNote, stacklevel=1)
             warnings.warn("it is gone", ClientFailure, stacklevel=1)
@@ -259,7 +258,7 @@ class TestSwitches:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for verbose, where in ((False, ""), (True, rf" \({Path(__file__).name}, line \d+\)")):
-            loudness.reset(False, verbose)
+            loudness.verbose = verbose
             with display.progress_bars():
                 for _ in range(3):
                     warnings.warn("it is gone", ClientFailure, stacklevel=1)

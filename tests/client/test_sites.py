@@ -11,8 +11,13 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.client.sites import Sites, measure_together
+from fedtailor.engines.channel import InMemory
+from fedtailor.engines.preparation import Prepared
+from fedtailor.engines.remote import Remote
+from fedtailor.engines.simulation import Simulation
 from fedtailor.messages import NEVER, Adapt, Declaration, Evaluate, EvaluateShared, Personal, Request, Train
 from fedtailor.messages.store import Store
+from fedtailor.method import Server
 from tests.client.parts import make_sites, prepared
 from tests.helpers import assert_same, defined
 
@@ -298,21 +303,26 @@ def test_the_fingerprint_tells_networks_apart() -> None:
 def test_a_site_with_another_network_is_refused() -> None:
     found, other = prepared(), prepared(seed=1)
     declared = Sites.at(found.data, found.terms, None).declare()
-    server = found.server(declared, Store(None, "server"))
+    server = server_of(found, declared)
     assert server.n_samples.tolist() == [declaration.n_samples for declaration in declared]
     assert server.n_clients == 5
     foreign = Sites.at(other.data, other.terms, None).declare()[3]
     declared[3] = replace(foreign, name="St. Mary")
     with pytest.raises(ft.FedtailorError, match=r"^The site St\. Mary has another network or experiment: it cannot"):
-        found.server(declared, Store(None, "server"))
+        server_of(found, declared)
 
 
 def test_a_server_knows_of_its_sites_what_they_declared() -> None:
     found = prepared()
     declared = [Declaration(f"h{n}", 10 * n, None, found.terms.fingerprint) for n in (3, 1)]
-    server = found.server(declared, Store(None, "server"))
+    server = server_of(found, declared)
     assert server.n_samples.tolist() == [30, 10]
     assert server.n_clients == 2
+
+
+def server_of(found: Prepared, declared: list[Declaration]) -> Server:
+    """The server of sites elsewhere that declared this when they joined."""
+    return Simulation(found, transport=Remote(InMemory({}), "run", [site.name for site in declared], declared)).server
 
 
 # --- requests for a model that all clients share: whole clients, whatever the number of workers ---

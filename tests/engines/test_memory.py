@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import resource
 import torch
-from fedtailor.engines.memory import keep_freed_memory
+from fedtailor.engines.transports import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -36,7 +36,7 @@ def test_training_begins_with_the_weights_of_the_file(tmp_path: Path) -> None:
     module = Backbone()
     module.encoder[1].running_mean.normal_()
     ready = prepared(saved(tmp_path / "all.safetensors", module))
-    assert_same(ready.network.state_dict(ready.terms.initial), module.state_dict())
+    assert_same(ready.terms.network.state_dict(ready.terms.initial), module.state_dict())
     by_object = ft.run("ditto", data=three_clients(), model=module, **SMALL)
     by_file = ft.run("ditto", data=three_clients(), model=Backbone, weights=tmp_path / "all.safetensors", **SMALL)
     assert numbers(by_file.rounds) == numbers(by_object.rounds)
@@ -48,8 +48,8 @@ def test_a_head_for_other_classes_stays_as_initialised(tmp_path: Path) -> None:
     file = saved(tmp_path / "other.safetensors", other)
     ready = prepared(file)
     found, plain = (
-        ready.network.state_dict(),
-        prepare(make_experiment(SMALL), Objects(data=three_clients(), model=Backbone)).network.state_dict(),
+        ready.terms.network.state_dict(),
+        prepare(make_experiment(SMALL), Objects(data=three_clients(), model=Backbone)).terms.network.state_dict(),
     )
     for name, tensor in found.items():
         wanted = plain if name.startswith("classifier") else other.state_dict()
@@ -58,7 +58,7 @@ def test_a_head_for_other_classes_stays_as_initialised(tmp_path: Path) -> None:
         f"Weights: 9 tensors loaded from {file}; initialised: classifier.weight, classifier.bias."
     ]
     lacking = saved(tmp_path / "lacking.safetensors", other, **{"classifier.weight": None, "classifier.bias": None})
-    assert_same(prepared(lacking).network.state_dict(), found)
+    assert_same(prepared(lacking).terms.network.state_dict(), found)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_exported_model_is_a_file_of_weights(tmp_path: Path) -> None:
 def test_weights_are_in_every_precision(tmp_path: Path) -> None:
     module = Backbone()
     ready = prepared(saved(tmp_path / "w.safetensors", module), dtype="float64")
-    assert_same(ready.network.state_dict(), copy.deepcopy(module).double().state_dict())
+    assert_same(ready.terms.network.state_dict(), copy.deepcopy(module).double().state_dict())
 
 
 class Tied(nn.Module):

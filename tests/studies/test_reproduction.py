@@ -194,7 +194,7 @@ def test_passes_are_counted() -> None:
     experiment = make_experiment({"method": "fedavg", **SMALL, "clients": 2})
     prepared = prepare(experiment, Objects())
     own = client_of(prepared, 0)
-    with counted_samples(prepared.network) as passed:
+    with counted_samples(prepared.terms.network) as passed:
         own.gradient(own.initial)
     assert sum(passed) == own.n_samples == int(prepared.data.n_samples[0])
 
@@ -204,7 +204,7 @@ def test_passes_of_a_descent_are_counted_though_it_was_done_without_autograd_bef
     prepared = prepare(make_experiment({"method": "fedavg", **SMALL, "clients": 2}), Objects())
     own = client_of(prepared, 0)
     before = own.descend(own.initial, epochs=3)
-    with counted_samples(prepared.network) as passed:
+    with counted_samples(prepared.terms.network) as passed:
         counted = own.descend(own.initial, epochs=3)
     assert sum(passed) == 3 * own.n_samples
     after = own.descend(own.initial, epochs=3)
