@@ -64,7 +64,9 @@ def assemble(
 ) -> Assembled:
     """Find the head of a network, load its pretrained weights, freeze parts of it and add adapters."""
     parts = [part.strip() for part in (frozen or "").split(",") if part.strip()]
-    freeze(module, [part for part in parts if part != "body"])
+    for part in parts:
+        if part != "body":  # which is known when the head is
+            freeze(module, part)
     doubts: list[str] = []
     names = find_head(module, head, example, doubts.append)
     loaded = load_weights(module, weights, names) if weights is not None else None

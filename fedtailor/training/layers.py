@@ -85,13 +85,12 @@ def owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def freeze(module: nn.Module, parts: Sequence[str]) -> None:
-    """Freeze all parameters of these submodules."""
+def freeze(module: nn.Module, part: str) -> None:
+    """Freeze all parameters of a submodule."""
     names = [name for name, _ in module.named_modules() if name]
-    for part in parts:
-        if part not in names:
-            raise FedtailorError(f"The network has no part {part!r} to freeze; its parts are {listed(names)}.")
-        module.get_submodule(part).requires_grad_(False)
+    if part not in names:
+        raise FedtailorError(f"The network has no part {part!r} to freeze; its parts are {listed(names)}.")
+    module.get_submodule(part).requires_grad_(False)
 
 
 def freeze_body(module: nn.Module, head: Sequence[str]) -> None:
