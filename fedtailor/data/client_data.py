@@ -90,19 +90,19 @@ class FederatedData:
     notes: tuple[str, ...] = ()  # what the user should know of the data
     elsewhere: Elsewhere | None = None  # the samples are: x and y are made up, the numbers in `bounds` declared
 
-    @property
-    def n_clients(self) -> int:
-        return len(self.names)
+    n_clients: int = field(init=False)
+    n_samples: Tensor = field(init=False)  # of each client, for training
+    n_outputs: int = field(init=False)  # of a network for these data: one a class, or one a target
+    targets: Targets = field(init=False)  # their kind
 
-    @cached_property
-    def targets(self) -> Targets:
-        """The kind of the targets."""
-        return kind_of_targets(self.y, self.classes)
-
-    @property
-    def n_outputs(self) -> int:
-        """The number of outputs of a network for these data: one a class, or one a target."""
-        return len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1)
+    def __post_init__(self) -> None:
+        known = {
+            "n_clients": len(self.names),
+            "n_samples": self.bounds[:, 1] - self.bounds[:, 0],
+            "n_outputs": len(self.classes) or (self.y.shape[1] if self.y.dim() > 1 else 1),
+            "targets": kind_of_targets(self.y, self.classes),
+        }
+        vars(self).update(known)  # as the class is frozen
 
     @cached_property
     def vocabulary(self) -> int | None:
@@ -117,11 +117,6 @@ class FederatedData:
     def places(self) -> list[list[int]]:
         """`bounds` as plain numbers: looking one up in a tensor takes longer than cutting out a client's samples."""
         return self.bounds.tolist()
-
-    @property
-    def n_samples(self) -> Tensor:
-        """The number of training samples of each client."""
-        return self.bounds[:, 1] - self.bounds[:, 0]
 
     def train(self, client: int) -> tuple[Inputs, Tensor]:
         return self._slice(client, "train")
@@ -164,10 +159,10 @@ class FederatedData:
 
         The rows between two clients repeat the last sample before them, and belong to nobody.
         """
-        step = self._step
         if self.elsewhere is not None:
             return self
-        if not any(place[0] % step for place in self.places) and is_aligned(self.x) and is_aligned(self.y):
+        starts, step = [start for start, *_ in self.places], self._step
+        if is_aligned(self.x) and is_aligned(self.y) and not any(start % step for start in starts):
             return self
         rows: list[Tensor] = []
         moved, end = torch.zeros(self.n_clients, 1, dtype=torch.int64), 0

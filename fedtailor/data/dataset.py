@@ -6,7 +6,7 @@ A `Dataset` is checked when it is made. So the code that uses it need not check 
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, shown
 from fedtailor.data.columns import Column
-from fedtailor.training.inputs import Inputs, Lazy, Several, tensors
+from fedtailor.training.inputs import Inputs, Lazy, Several
 from fedtailor.training.metrics import Targets
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -43,19 +43,17 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what the user should know of how the data were read
     group_names: tuple[str, ...] = ()  # by their number, where they have any
 
+    targets: Targets = field(init=False)  # their kind
+
     def __post_init__(self) -> None:
-        _check_lengths(self)
-        _check_features(self)
+        vars(self)["targets"] = kind_of_targets(self.y, self.classes)  # as the class is frozen
+        _check_inputs(self)
         _check_labels(self)
-        _check_groups(self)
+        if self.group is not None and self.part is not None:
+            _check_groups(self)
 
     def __len__(self) -> int:
         return len(self.y)
-
-    @property
-    def targets(self) -> Targets:
-        """The kind of the targets."""
-        return kind_of_targets(self.y, self.classes)
 
     @property
     def cells(self) -> Tensor:
@@ -72,7 +70,7 @@ class Dataset:
         Returns each sample's unit, and each unit's first sample.
         """
         if self.group is None:
-            each = np.arange(len(self))
+            each = np.arange(len(self.y))
             return each, each
         _, group = np.unique(self.group.numpy(), return_inverse=True)
         client = 0 if self.client is None else self.client.numpy()
@@ -99,20 +97,17 @@ def without_labels(name: str, x: Inputs, client: Tensor | None = None, client_na
     )
 
 
-def _check_lengths(data: Dataset) -> None:
+def _check_inputs(data: Dataset) -> None:
     scalar = isinstance(data.x, Tensor) and data.x.ndim == 0
     if scalar or data.y.ndim == 0 or len(data.y) == 0:
         raise FedtailorError(f"The data set {data.name!r} has no samples: it needs at least one.")
-    for field in ("x", "part", "client", "group"):
-        values = getattr(data, field)
+    for name in ("x", "part", "client", "group"):
+        values = getattr(data, name)
         if values is not None and len(values) != len(data.y):
             raise FedtailorError(
                 f"The data set {data.name!r} has {len(data.y)} labels but {len(values)} entries in "
-                f"{field!r}: give one of each per sample."
+                f"{name!r}: give one of each per sample."
             )
-
-
-def _check_features(data: Dataset) -> None:
     if data.columns:
         _check_table(data)
         return
@@ -132,7 +127,8 @@ def check_samples(name: str, x: Inputs, alone: bool = True) -> None:
         for part in x.parts:
             check_samples(name, part, alone=False)
         return
-    kind = tensors(x.like)[0] if isinstance(x, Lazy) else x
+    kind = x.like if isinstance(x, Lazy) else x
+    assert isinstance(kind, Tensor)  # a file has one input
     if kind.dtype == torch.uint8:
         if kind.ndim != 4:
             raise FedtailorError(
@@ -146,7 +142,7 @@ def check_samples(name: str, x: Inputs, alone: bool = True) -> None:
         raise FedtailorError(
             f"The features of {name!r} are {kind.dtype}: give int64, float32 or float64 features or uint8 images."
         )
-    pieces = [tensors(piece)[0] for piece in x.split(PIECE)]
+    pieces = [piece for piece in x.split(PIECE) if isinstance(piece, Tensor)]
     bad = torch.cat([(~torch.isfinite(piece)).reshape(len(piece), -1).any(1) for piece in pieces])
     if bad.any():
         raise FedtailorError(
@@ -185,14 +181,20 @@ def _check_labels(data: Dataset) -> None:
             raise FedtailorError(f"The targets of {data.name!r} hold NaN or Inf: clean the data first.")
     elif not data.classes:
         raise FedtailorError(f"The labels of {data.name!r} are whole numbers: name their classes.")
-    else:
-        _check_range(data, "labels", data.y, len(data.classes))
-    if data.part is not None:
-        _check_range(data, "parts", data.part, 3)
-    if data.client is not None:
-        _check_range(data, "clients", data.client, len(data.client_names))
-    if data.group is not None and data.group_names:
-        _check_range(data, "groups", data.group, len(data.group_names))
+    for what, values, end in (
+        ("labels", None if data.y.is_floating_point() else data.y, len(data.classes)),
+        ("parts", data.part, 3),
+        ("clients", data.client, len(data.client_names)),
+        ("groups", data.group if data.group_names else None, len(data.group_names)),
+    ):
+        if values is None:
+            continue
+        low, high = int(values.min()), int(values.max())
+        if values.ndim != 1 or low < 0 or high >= end:
+            raise FedtailorError(
+                f"The {what} of {data.name!r} go from {low} to {high} in shape {tuple(values.shape)}: "
+                f"each sample needs one number from 0 to {end - 1}."
+            )
 
 
 def _check_multi_label(data: Dataset) -> None:
@@ -203,18 +205,9 @@ def _check_multi_label(data: Dataset) -> None:
         )
 
 
-def _check_range(data: Dataset, what: str, values: Tensor, end: int) -> None:
-    low, high = int(values.min()), int(values.max())
-    if values.ndim != 1 or low < 0 or high >= end:
-        raise FedtailorError(
-            f"The {what} of {data.name!r} go from {low} to {high} in shape {tuple(values.shape)}: "
-            f"each sample needs one number from 0 to {end - 1}."
-        )
-
-
 def _check_groups(data: Dataset) -> None:
-    if data.group is None or data.part is None:
-        return
+    """Refuse a split with samples of one group in two of its parts."""
+    assert data.part is not None
     units, first = data.units()
     if len(bad := np.flatnonzero(data.part.numpy() != data.part.numpy()[first[units]])):
         raise FedtailorError(

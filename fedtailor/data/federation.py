@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, listed, unknown, warn
 from fedtailor.data.client_data import FederatedData
-from fedtailor.data.dataset import TRAIN, Dataset
+from fedtailor.data.dataset import TRAIN, Dataset, Ints
 from fedtailor.data.foreign_files import check_size
+from fedtailor.data.hashed_split import hashed_sides
 from fedtailor.data.matched_columns import match
-from fedtailor.data.partitions import NATURAL, WITHIN, Ints, draw, parse
+from fedtailor.data.partitions import NATURAL, WITHIN, draw, official_parts, parse, random_sides, strata_of, thin
 from fedtailor.data.preprocessing import How, Preprocessing, agree, facts
-from fedtailor.data.splits import hashed_sides, official_parts, random_sides, strata_of, thin
 from fedtailor.training.inputs import Held, Inputs, Lazy, Several
 from fedtailor.training.metrics import KINDS
 from fedtailor.training.streams import numpy_stream
@@ -73,7 +73,8 @@ def federate(
         raise FedtailorError(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
-    client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
+    if new_clients:
+        client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
     if official:
         side = parts
     elif split == "hash":

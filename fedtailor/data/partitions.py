@@ -1,4 +1,4 @@
-"""Partitions of a data set's samples among the clients of a simulated federation.
+"""Partitions of a data set's samples among the clients of a simulated federation, and random splits of each client's.
 
 A partition is a matrix of shares, classes × clients, drawn once. Each part of the data (train, validation, test) is
 then divided by these shares, so that a client's parts have the same mix of classes.
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset, Ints
 from fedtailor.training.streams import numpy_stream
 
-Ints = NDArray[np.int64]
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class
 DRAWS = 1000
 NATURAL = "natural"  # not drawn: the data set knows its clients
@@ -70,13 +70,13 @@ def draw(
         )
     totals = np.zeros((int(parts.max()) + 1, classes), dtype=np.int64)
     np.add.at(totals, (parts, labels), 1)
-    rng = numpy_stream(seed, "partition", "shares", *where)
+    rng, order = (numpy_stream(seed, "partition", purpose, *where) for purpose in ("shares", "order"))
     for _ in range(DRAWS):
         shares = partition.draw(totals, clients, parameter, rng)
         counts = _counts(totals, shares, partition.in_turn)
         fewest = int(counts.sum(axis=(0, 1)).min())
         if fewest >= min_samples and counts[0].sum(axis=0).min() > 0:
-            return _hand_out(labels, parts, counts, partition.in_turn, numpy_stream(seed, "partition", "order", *where))
+            return _hand_out(labels, parts, counts, partition.in_turn, order)
     raise FedtailorError(
         f"The partition {spec!r} did not give every client {max(min_samples, 1)} samples, one of them to train on, in "
         f"any of {DRAWS} draws (the last gave a client {fewest}): ask for fewer clients, a smaller --min-samples or "
@@ -84,23 +84,19 @@ def draw(
     )
 
 
-def _cut(totals: Ints, shares: Shares) -> Ints:
-    """Count the samples of `totals[...]` that each client gets: cut at the cumulative shares, rounded down."""
-    # The small number keeps 0.1 + 0.2 of 10 from being cut at 2.9999.
-    edges = np.floor(totals[..., None] * np.cumsum(shares, axis=-1) + 1e-6).astype(np.int64)
-    counts: Ints = np.diff(edges, axis=-1, prepend=0)
-    return counts
-
-
-def _counts(totals: Ints, shares: Shares, in_turn: bool) -> Ints:
-    """Count the samples (parts, classes, clients) that these shares give."""
-    if not in_turn:
-        return _cut(totals, shares)
-    owned = shares > 0
-    owners = np.maximum(owned.sum(axis=1, keepdims=True), 1)
-    rounds, rest = np.divmod(totals[..., None], owners)
-    turn = np.cumsum(owned, axis=1) - 1
-    counts: Ints = np.where(owned, rounds + (turn < rest), 0)
+def _counts(totals: Ints, shares: Shares, in_turn: bool = False) -> Ints:
+    """Count the samples of `totals[...]` that each client gets: cut at the cumulative shares, rounded down, or one to
+    each owner in turn."""
+    counts: Ints
+    if in_turn:
+        owned = shares > 0
+        owners = np.maximum(owned.sum(axis=1, keepdims=True), 1)
+        rounds, rest = np.divmod(totals[..., None], owners)
+        turn = np.cumsum(owned, axis=1) - 1
+        counts = np.where(owned, rounds + (turn < rest), 0)
+    else:  # the small number keeps 0.1 + 0.2 of 10 from being cut at 2.9999
+        edges = np.floor(totals[..., None] * np.cumsum(shares, axis=-1) + 1e-6).astype(np.int64)
+        counts = np.diff(edges, axis=-1, prepend=0)
     return counts
 
 
@@ -136,7 +132,7 @@ def _capped_dirichlet(totals: Ints, clients: int, alpha: float, rng: np.random.G
         if row.sum() == 0:  # a tiny alpha gives all to clients that have enough
             row = room if room.any() else np.ones(clients)
         shares[label] = row / row.sum()
-        size += _cut(of_class, shares[label]).sum(axis=0)
+        size += _counts(of_class, shares[label]).sum(axis=0)
     return shares
 
 
@@ -209,3 +205,104 @@ def partitions_catalogue() -> dict[str, str]:
         NATURAL: "the clients that the data itself names",
         f"{WITHIN}…": "each of those divided among equally many clients, by any of the others (natural+dirichlet:0.3)",
     }
+
+
+# --- which of a client's samples are for training, for validation and for testing ---
+
+
+def official_parts(
+    dataset: Dataset, first: Ints, strata: Ints, validation: float, seed: int, *, by_client: bool
+) -> Ints:
+    """Return each unit's part. Where there is no validation part, a share of the training part is taken for it: of each
+    stratum in proportion and, if `by_client`, of each of the clients that the data name."""
+    if dataset.part is None:
+        raise FedtailorError(f"The data set {dataset.name!r} has no official split: leave out --split official.")
+    parts: Ints = dataset.part.numpy()[first].astype(np.int64)
+    train = np.flatnonzero(parts == TRAIN)
+    if validation > 0 and len(train) and not (parts == VALIDATION).any():
+        rng = numpy_stream(seed, "partition", "validation")
+        mine = rng.permutation(train)
+        owner: Ints = np.zeros_like(mine)
+        if by_client and dataset.client is not None:
+            owner = np.unique(dataset.client.numpy()[first[mine]], return_inverse=True)[1]
+        sizes = np.bincount(owner) - 1  # each client keeps a training sample
+        shares = _apportion(sizes, min(round(validation * len(train)), int(sizes.sum())), rng)
+        for places, n in zip(of_each(owner, len(shares)), shares.tolist(), strict=True):
+            units = mine[places]
+            parts[units[_proportional(strata[units], n, rng)]] = VALIDATION
+    return parts
+
+
+def random_sides(client: Ints, strata: Ints, clients: int, test: float, validation: float, seed: int) -> Ints:
+    """Split each client's units at random into train, validation and test, each stratum in proportion.
+
+    Train gets one first; then test and validation, where asked for, get at least one while there are any.
+    """
+    side = np.full(len(client), TRAIN, dtype=np.int64)
+    stream = numpy_stream(seed, "partition", "split")
+    for units in of_each(client, clients):
+        (rng,) = stream.spawn(1)  # of this client: as it would be of the key ("partition", "split", client)
+        mine = rng.permutation(units)
+        n_test = min(max(round(test * len(mine)), 1), len(mine) - 1) if test else 0
+        n_validation = min(max(round(validation * len(mine)), 1), len(mine) - 1 - n_test) if validation else 0
+        for n, which in ((n_test, TEST), (n_validation, VALIDATION)):
+            chosen = _proportional(strata[mine], n, rng)
+            side[mine[chosen]] = which
+            mine = mine[~chosen]
+    return side
+
+
+def strata_of(dataset: Dataset, units: Ints, first: Ints, stratify: bool) -> Ints:
+    """Return the class of each unit: for a group the one that most of its samples have. Without classes all are 0."""
+    if not stratify or dataset.targets != "classes":
+        return np.zeros_like(first)
+    labels: Ints = dataset.y.numpy()
+    if dataset.group is None:
+        return labels
+    pairs, counts = np.unique(units * len(dataset.classes) + labels, return_counts=True)
+    unit, label = np.divmod(pairs, len(dataset.classes))
+    order = np.lexsort((label, -counts, unit))
+    _, most = np.unique(unit[order], return_index=True)
+    majority: Ints = label[order][most]
+    return majority
+
+
+def _proportional(strata: Ints, n: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Choose n units: of each stratum its share, the first ones in this order."""
+    numbers: Ints = np.unique(strata, return_inverse=True)[1]
+    chosen = np.zeros(len(numbers), dtype=bool)
+    if n > 0:
+        shares = _apportion(np.bincount(numbers), n, rng)
+        for places, share in zip(of_each(numbers, len(shares)), shares.tolist(), strict=True):
+            chosen[places[:share]] = True
+    return chosen
+
+
+def _apportion(sizes: Ints, n: int, rng: np.random.Generator) -> Ints:
+    """Divide n in proportion to the sizes. A share that is no whole number is rounded up with the probability of its
+    fraction (systematic sampling): so every unit has the same chance to be chosen, those of rare classes too."""
+    total, order = int(sizes.sum()), rng.permutation(len(sizes))
+    shares = np.zeros_like(sizes)
+    if total:
+        shares[order] = np.diff((np.cumsum(sizes[order]) * n + rng.integers(total)) // total, prepend=0)
+    return shares
+
+
+def thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> Ints:
+    """Drop training samples at random until each client has at most `max_train`, and as large a share of its validation
+    samples: a method that uses these has no more data than the others."""
+    thinned = client.copy()
+    streams = [numpy_stream(seed, "partition", purpose) for purpose in ("max_train", "max_validation")]
+    for samples in of_each(np.where(side != TEST, client, -1), clients):
+        of_train, of_validation = (stream.spawn(1)[0] for stream in streams)
+        train, validation = samples[side[samples] == TRAIN], samples[side[samples] == VALIDATION]
+        thinned[of_train.permutation(train)[max_train:]] = -1
+        kept = max(1, round(len(validation) * min(1.0, max_train / max(len(train), 1))))
+        thinned[of_validation.permutation(validation)[kept:]] = -1
+    return thinned
+
+
+def of_each(client: Ints, clients: int) -> list[Ints]:
+    """List the positions of each client's number, in their order. Samples of no client have -1."""
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.searchsorted(client[order], np.arange(clients + 1)))[1:-1]

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from fedtailor._common.errors import FedtailorError, brief, warn
 from fedtailor.data import FederatedData
-from fedtailor.models.own import takes_integers
 from fedtailor.training.inputs import Held, as_floats, changes, held, sample_shape, shape_words, tensors
+from fedtailor.training.layers import takes_integers
 from fedtailor.training.network import Loss, Network
 
 PIECE = 4096  # samples that are checked together

@@ -21,8 +21,8 @@ from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.model_files.onnx import OnnxNetwork
 from fedtailor.models import CATALOGUE, ModelLike, build_model
 from fedtailor.models.expression import MOST_VALUES, build_expression, check_work
-from fedtailor.models.own import takes_integers
 from fedtailor.training.isolation import isolated
+from fedtailor.training.layers import takes_integers
 from fedtailor.training.metrics import Metric
 
 HEADER = "fedtailor"  # the description's name in the header

@@ -29,10 +29,10 @@ from fedtailor.engines.joins import run_data
 from fedtailor.engines.runs import load
 from fedtailor.model_files.format import built, read_model
 from fedtailor.models import ModelLike
-from fedtailor.models.own import takes_integers
 from fedtailor.training.descent import EVALUATION_BATCH
 from fedtailor.training.inputs import Inputs, apply, as_floats, join, sample_shape, select, shape_words
 from fedtailor.training.isolation import isolated
+from fedtailor.training.layers import takes_integers
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 

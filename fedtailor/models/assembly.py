@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtailor._common.errors import FedtailorError, listed, shown
 from fedtailor.models.lora import LoRA, add_adapters
 from fedtailor.training.inputs import Held
-from fedtailor.training.layers import copied, find_head, freeze, freeze_body, layers_of, owner, trained_layers
+from fedtailor.training.layers import copied, find_head, freeze, freeze_body, owner, trained_layers
 from fedtailor.training.network import Network
 from fedtailor.training.streams import torch_seed
 
@@ -64,8 +64,9 @@ def assemble(
 ) -> Assembled:
     """Find the head of a network, load its pretrained weights, freeze parts of it and add adapters."""
     parts = [part.strip() for part in (frozen or "").split(",") if part.strip()]
-    freeze(module, [part for part in parts if part != "body"])
-    _trained(module)
+    for part in parts:
+        if part != "body":  # which is known when the head is
+            freeze(module, part)
     doubts: list[str] = []
     names = find_head(module, head, example, doubts.append)
     loaded = load_weights(module, weights, names) if weights is not None else None
@@ -79,17 +80,9 @@ def assemble(
             adapted = add_adapters(module, adapters, names, example, doubts.append)
     elif "body" in parts:
         freeze_body(module, names)
-    trained = _trained(module)
+    trained = trained_layers(module)
     head_names = [name for name in names if name in trained]
     return Assembled(module, head_names, loaded, adapters, tuple(adapted), tuple(doubts))
-
-
-def _trained(module: nn.Module) -> list[str]:
-    """List the layers that are trained; there must be some."""
-    trained = trained_layers(layers_of(module))
-    if not trained:
-        raise FedtailorError("The network has no trained parameters: freeze less of it, or set a head.")
-    return trained
 
 
 # --- pretrained weights ---

@@ -18,6 +18,7 @@ from torch import nn
 
 from fedtailor._common.errors import FedtailorError, brief
 from fedtailor.training.inputs import Shape, shape_words
+from fedtailor.training.layers import takes_integers
 
 # What the names of arguments mean, for samples of a shape, a number of classes and of tokens.
 MEANINGS: dict[str, tuple[str, ...]] = {
@@ -76,7 +77,7 @@ def build_own(factory: Any, shape: Shape, classes: int, tokens: int | None, seed
 def _calls(factory: Callable[..., Any], shape: Shape, classes: int, tokens: int | None) -> Iterator[Call]:
     yield Call((shape, classes))
     values: dict[str, Any] = {"shape": shape, "classes": classes, "tokens": tokens}
-    if not is_several(shape):
+    if not _is_several(shape):
         values |= {"features": torch.Size(shape).numel(), "channels": shape[0] if len(shape) > 1 else None}
     known = {name: values.get(meaning) for meaning, names in MEANINGS.items() for name in names}
     named = {name: known[name] for name in _declared(factory) if known.get(name) is not None}
@@ -119,7 +120,7 @@ def _materialised(module: nn.Module, shape: Shape) -> nn.Module:
     try:
         with torch.no_grad():
             dtype = torch.int64 if takes_integers(module) else None
-            module.eval()(*(torch.zeros(2, *part, dtype=dtype) for part in (shape if is_several(shape) else (shape,))))
+            module.eval()(*(torch.zeros(2, *part, dtype=dtype) for part in (shape if _is_several(shape) else (shape,))))
     except Exception as error:  # whatever the user's code does
         raise FedtailorError(
             f"The model's lazy layers do not fit samples of the shape {shape_words(shape)} ({brief(error)})."
@@ -127,11 +128,6 @@ def _materialised(module: nn.Module, shape: Shape) -> nn.Module:
     return module.train(training)
 
 
-def is_several(shape: Shape) -> bool:
+def _is_several(shape: Shape) -> bool:
     """Find out whether samples of this shape have several inputs."""
     return any(isinstance(part, tuple) for part in shape)
-
-
-def takes_integers(module: nn.Module) -> bool:
-    """Find out whether a network has an embedding, which takes whole numbers."""
-    return any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())

@@ -9,7 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from fedtailor.models.networks import Shape
+from fedtailor.training.inputs import Shape
 
 EMBEDDING = 64  # numbers for each token
 HEADS, BLOCKS = 4, 2  # of the transformer

@@ -2,17 +2,25 @@
 
 A layer is a submodule with parameters or buffers of its own. The head is found by the flow of data: it is the last
 layers that a forward pass uses, in whatever order they are registered.
+
+The flow is read off the autograd graph of the pass, which knows every use of a parameter: by its layer's own forward,
+by a function that takes the weight, or by another layer that shares it.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedtailor._common.errors import FedtailorError, listed, warn
-from fedtailor.training.flow import Flow, trace
-from fedtailor.training.inputs import Held
+from fedtailor.training.inputs import Held, tensors
 
+INPUT = "\0input"  # stands for the samples among the layers
 Say = Callable[[str], None]
 Layers = dict[str, list[tuple[nn.Module, str, Tensor]]]  # of each layer: owner, attribute and tensor
 
@@ -24,12 +32,13 @@ def copied(module: nn.Module) -> nn.Module:
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
     """List the submodules whose parameters are all frozen, and all that is inside of these."""
-    tops = [m for m in module.modules() if _count(m) and not _count(m, trained=True)]
+    tops = [m for m in module.modules() if {p.requires_grad for p in m.parameters()} == {False}]
     return list(dict.fromkeys(inner for top in tops for inner in top.modules()))
 
 
-def _count(module: nn.Module, trained: bool = False) -> int:
-    return sum(1 for parameter in module.parameters() if parameter.requires_grad or not trained)
+def takes_integers(module: nn.Module) -> bool:
+    """Find out whether a network has an embedding, which takes whole numbers."""
+    return any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())
 
 
 def layers_of(module: nn.Module) -> Layers:
@@ -51,16 +60,19 @@ def layers_of(module: nn.Module) -> Layers:
             and key not in owner._non_persistent_buffers_set
             and ((b.is_floating_point() and bool(b.isfinite().all())) or key == "num_batches_tracked")
         ]
-        tensors = [entry for entry in [*parameters, *buffers] if id(entry[2]) not in seen]
-        seen.update(id(tensor) for _, _, tensor in tensors)
-        if tensors:
-            layers[name] = tensors
+        entries = [entry for entry in [*parameters, *buffers] if id(entry[2]) not in seen]
+        seen.update(id(tensor) for _, _, tensor in entries)
+        if entries:
+            layers[name] = entries
     return layers
 
 
-def trained_layers(layers: Layers) -> list[str]:
-    """List the layers that have parameters."""
-    return [name for name, tensors in layers.items() if isinstance(tensors[0][2], nn.Parameter)]
+def trained_layers(module: nn.Module) -> list[str]:
+    """List the layers with trained parameters; there must be some."""
+    layers = layers_of(module).items()
+    if not (trained := [name for name, entries in layers if isinstance(entries[0][2], nn.Parameter)]):
+        raise FedtailorError("The network has no trained parameters: freeze less of it, or set a head.")
+    return trained
 
 
 def within(name: str, parts: Sequence[str]) -> bool:
@@ -73,13 +85,12 @@ def owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def freeze(module: nn.Module, parts: Sequence[str]) -> None:
-    """Freeze all parameters of these submodules."""
+def freeze(module: nn.Module, part: str) -> None:
+    """Freeze all parameters of a submodule."""
     names = [name for name, _ in module.named_modules() if name]
-    for part in parts:
-        if part not in names:
-            raise FedtailorError(f"The network has no part {part!r} to freeze; its parts are {listed(names)}.")
-        module.get_submodule(part).requires_grad_(False)
+    if part not in names:
+        raise FedtailorError(f"The network has no part {part!r} to freeze; its parts are {listed(names)}.")
+    module.get_submodule(part).requires_grad_(False)
 
 
 def freeze_body(module: nn.Module, head: Sequence[str]) -> None:
@@ -95,8 +106,7 @@ def find_head(module: nn.Module, head: int | str, example: Held | None = None, s
     `head` is a number, of the last layers with trained parameters that a forward pass of the `example` uses (without
     one, of the last that are registered), or the names of submodules (comma-separated).
     """
-    layers = layers_of(module)
-    names = trained_layers(layers)
+    names = trained_layers(module)
     if isinstance(head, str):
         return _named(names, [part.strip() for part in head.split(",")])
     if not 0 <= head <= len(names):
@@ -117,9 +127,14 @@ def _named(names: list[str], wanted: list[str]) -> list[str]:
 def _last(module: nn.Module, names: list[str], head: int, example: Held, say: Say) -> list[str]:
     """Choose the last layers by the flow of data. The network's own parameters, outside of any layer, come first, and
     so do layers of which the outputs do not depend."""
-    flow = _flow(module, example, say)
-    if flow is None:
-        return names[len(names) - head :]
+    registered, traced = names[len(names) - head :], copied(module)
+    try:
+        flow = trace(traced, example)
+    except Exception:  # of a foreign network: one that fails on the samples is refused by whoever calls it next
+        return registered
+    if not flow.last:
+        say("The flow of data cannot be traced in this network: the head is its last registered layers; name it.")
+        return registered
     used = sorted((name for name in names if name and name in flow.last), key=lambda name: flow.last[name])
     order = [name for name in names if name not in used] + used
     chosen = order[len(order) - head :]
@@ -132,15 +147,49 @@ def _last(module: nn.Module, names: list[str], head: int, example: Held, say: Sa
     return chosen
 
 
-def _flow(module: nn.Module, example: Held, say: Say) -> Flow | None:
-    """Trace a copy of the network. One that fails on the samples is refused by whoever calls it next."""
-    traced = copied(module)
-    owners = {id(t): name for name, tensors in layers_of(traced).items() for _, _, t in tensors}
-    try:
-        flow = trace(traced, owners, example)
-    except Exception:  # whatever a foreign network raises
-        return None
-    if not flow.last:
-        say("The flow of data cannot be traced in this network: the head is its last registered layers; name it.")
-        return None
+# --- the flow of data ---
+
+
+@dataclass
+class Flow:
+    """When each layer is used last, and the layers whose outputs reach it."""
+
+    last: dict[str, int] = field(default_factory=dict)
+    before: dict[str, set[str]] = field(default_factory=dict)
+
+
+def trace(module: nn.Module, example: Held) -> Flow:
+    """Trace one forward pass of a network, which is in evaluation mode from then on."""
+    owners = {id(t): name for name, entries in layers_of(module).items() for _, _, t in entries}
+    leaves = [t.detach().clone().requires_grad_() if t.is_floating_point() else t for t in tensors(example)]
+    owners |= {id(leaf): INPUT for leaf in leaves}
+    module.eval()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outputs = module(*(leaf.clone() for leaf in leaves))  # which a network may change in place
+    ends = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None]
+    return _read(ends, owners)
+
+
+def _read(ends: list[Any], owners: dict[int, str]) -> Flow:
+    """Read all operations behind these, each after its inputs. `owners` has the layer of each parameter, by its id."""
+    flow, left = Flow(), ends
+    reached: dict[Any, frozenset[str]] = {}  # of each operation, the layers that it depends on
+    while left:
+        operation = left[-1]
+        inputs = [given for given, _ in operation.next_functions if given is not None]
+        if unread := [given for given in inputs if given not in reached]:
+            left += unread
+            continue
+        left.pop()
+        own = owners.get(id(getattr(operation, "variable", None)))
+        below = frozenset([own] if own is not None else ()).union(*(reached[given] for given in inputs))
+        reached[operation] = below
+        for given in inputs:
+            layer = owners.get(id(getattr(given, "variable", None)))
+            if layer not in (None, INPUT):
+                flow.last[layer] = max(flow.last.get(layer, -1), operation._sequence_nr())
+            if len(reached[given]) == 1:  # an operation that joins a layer's own parameters to something else
+                (alone,) = reached[given]
+                flow.before.setdefault(alone, set()).update(below - {alone})
     return flow

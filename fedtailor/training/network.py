@@ -29,7 +29,8 @@ class Network:
 
     `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
     other. `layout` has their slices. `frozen` are the submodules without trained parameters, which always are in
-    evaluation mode. With `autocast`, passes through the module are computed in bfloat16.
+    evaluation mode. `has_batch_norm` is true if another layer normalises by the other samples of its batch. With
+    `autocast`, passes through the module are computed in bfloat16.
     """
 
     autocast = False
@@ -47,6 +48,8 @@ class Network:
         `find_head`; a list has exact names). `pretrained` names the tensors that keep their values under any seed."""
         self.module = module.to(device=device, dtype=dtype)
         self.frozen = frozen_modules(self.module)
+        batch_norm = {layer for layer in self.module.modules() if isinstance(layer, BATCH_NORM)}
+        self.has_batch_norm = bool(batch_norm.difference(self.frozen))
         layers = layers_of(self.module)
         kinds = {t.dtype for tensors in layers.values() for _, _, t in tensors if isinstance(t, nn.Parameter)}
         if len(kinds) != 1:
@@ -57,7 +60,6 @@ class Network:
         self.head_names = head if isinstance(head, list) else find_head(self.module, head, example)
         order = [name for name in layers if name not in self.head_names] + self.head_names
         sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
-        self._begin(torch.zeros(sum(sizes.values()), device=device, dtype=kinds.pop()))
         places: dict[str, slice] = {}
         buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
@@ -74,7 +76,6 @@ class Network:
                         self._integer_buffers[full_name] = tensor.dtype
                 if full_name in pretrained:
                     self._pretrained.append(where)
-                self._place(owner, attribute, where)
                 self._placed.append((owner, attribute, where))
                 start += tensor.numel()
         head_size = sum(sizes[name] for name in self.head_names)
@@ -87,6 +88,7 @@ class Network:
             norm_layers=tuple(norm_layers),
             buffers=tuple(buffers),
         )
+        self._place(torch.zeros(start, device=device, dtype=kinds.pop()))
         placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}
         self._constants = [
             (owner, key, buffer.clone())
@@ -95,26 +97,25 @@ class Network:
             if buffer is not None and (id(owner), key) not in placed
         ]
 
-    def _begin(self, vector: Tensor) -> None:
+    def _place(self, vector: Tensor) -> None:
+        """Make the parameters and buffers views of their places in this vector."""
         self.vector, self.gradient = vector, torch.zeros_like(vector)
         self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
         self.hooks_seen = -1
         self.one_by_one: set[bool] = set()  # see `example_gradients`
         self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
-
-    def _place(self, owner: nn.Module, attribute: str, where: slice) -> None:
-        """Make a parameter or buffer a view of its place in the vector."""
-        parameter = owner._parameters.get(attribute)
-        tensor = owner._buffers[attribute] if parameter is None else parameter
-        assert tensor is not None
-        view = _view(self.vector[where], tensor.shape)
-        view.copy_(tensor.detach())
-        if parameter is not None:
-            parameter.data = view
-            parameter.grad = _view(self.gradient[where], tensor.shape)
-        else:
-            # `.data` has a version counter of its own: autograd must not take one layer's buffers for another's.
-            owner._buffers[attribute] = view.data
+        for owner, attribute, where in self._placed:
+            parameter = owner._parameters.get(attribute)
+            tensor = owner._buffers[attribute] if parameter is None else parameter
+            assert tensor is not None
+            view = _view(vector[where], tensor.shape)
+            view.copy_(tensor.detach())
+            if parameter is not None:
+                parameter.data = view
+                parameter.grad = _view(self.gradient[where], tensor.shape)
+            else:
+                # `.data` has a version counter of its own: autograd must not take one layer's buffers for another's.
+                owner._buffers[attribute] = view.data
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the module and the places of its tensors: a pickle would not keep these views of one vector."""
@@ -124,15 +125,7 @@ class Network:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         first = next(p for owner, attribute, _ in self._placed if (p := owner._parameters.get(attribute)) is not None)
-        self._begin(torch.zeros(self.layout.size, device=first.device, dtype=first.dtype))
-        for owner, attribute, where in self._placed:
-            self._place(owner, attribute, where)
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """True if a layer normalises by the other samples of its batch. Frozen layers use their buffers."""
-        frozen = set(self.frozen)
-        return any(isinstance(layer, BATCH_NORM) and layer not in frozen for layer in self.module.modules())
+        self._place(torch.zeros(self.layout.size, device=first.device, dtype=first.dtype))
 
     @property
     def n_parameters(self) -> int:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import fedtailor as ft
 from fedtailor.models import CATALOGUE, build_model
-from fedtailor.training.layers import find_head, layers_of, trained_layers
+from fedtailor.training.layers import find_head, trained_layers
 from tests.helpers import digits, fitting_shape, numbers
 
 ROWS = torch.rand(2, 4)
@@ -50,7 +50,7 @@ def test_the_order_of_registration_decides_nothing(method: str) -> None:
 def test_networks_in_the_usual_order_have_the_head_that_they_had(name: str) -> None:
     shape = fitting_shape(name)
     module = build_model(name, shape, 10, 0)
-    names = trained_layers(layers_of(module))
+    names = trained_layers(module)
     for head in range(len(names) + 1 if CATALOGUE[name].samples != "sequences" else 2):
         assert find_head(module, head, torch.rand(2, *shape)) == names[len(names) - head :]
 
@@ -87,7 +87,7 @@ def test_every_use_of_a_weight_counts() -> None:
         {"encoder.linear2"},
         {"encoder.linear1"},
     ]
-    names = trained_layers(layers_of(Attention()))
+    names = trained_layers(Attention())
     most = find_head(Attention(), len(names) - 2, TOKENS)
     assert [name for name in names if name not in most] == ["", "unused"]  # the network's own, and what is not used
 

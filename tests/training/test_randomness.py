@@ -46,3 +46,11 @@ def test_a_run_leaves_the_callers_generator_alone() -> None:
     torch.manual_seed(7)
     ft.run("fedavg", data="digits", clients=3, rounds=1, engine="in-process", model=Dropping)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_children_of_a_stream_are_those_of_its_key_and_a_number() -> None:
+    """A split takes the streams of all clients from one: the same, whether a client is split alone or with others."""
+    stream = numpy_stream(5, "partition", "split")
+    for client in range(3):
+        (child,) = stream.spawn(1)
+        assert child.random(4).tolist() == numpy_stream(5, "partition", "split", client).random(4).tolist()
