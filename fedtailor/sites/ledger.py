@@ -137,12 +137,8 @@ class Ledger:
 
     def read(self) -> Account:
         """Read the ledger; refuse to go on without it."""
-        cure = (
-            "bring back its newest copy; without one nobody knows what these data have answered, and for others the "
-            "site's file takes another `directory`"
-        )
         if not os.path.lexists(self.path):
-            raise FedtailorError(f"The ledger of private trainings, {self.path}, is gone: {cure}.")
+            raise self._lost("gone")
         try:
             if not is_regular(self.path):
                 raise ValueError("it is a link, of which a new version would take the place")
@@ -150,7 +146,13 @@ class Ledger:
             unseal(content)
             return Account.model_validate_json(content)
         except ValueError:
-            raise FedtailorError(f"The ledger of private trainings, {self.path}, is damaged: {cure}.") from None
+            raise self._lost("damaged") from None
+
+    def _lost(self, how: str) -> FedtailorError:
+        return FedtailorError(
+            f"The ledger of private trainings, {self.path}, is {how}: bring back its newest copy; without one nobody "
+            "knows what these data have answered, and for others the site's file takes another `directory`."
+        )
 
     def spend(self, budget: Budget) -> None:
         """Write down one more training, before it begins; refuse it if it is not affordable."""
@@ -179,12 +181,16 @@ def account_of(site: SiteFile) -> Account:
 
 def refusal(account: Account, budget: Budget) -> str:
     """Say why no training is affordable."""
-    spent = f"The privacy of this site's data is spent: {answered_so_far(account)}"
-    after = cost_in_epsilon(account.cost + Counter(budget.training), budget.privacy)
+    after, answered = cost_in_epsilon(account.cost + Counter(budget.training), budget.privacy), answered_so_far(account)
     if after == inf:
-        return f"{spent}, with noise that hides single samples and not the whole site, as this plan promises."
-    more = f"one more would cost ε = {after:.3g} in all, more than {budget.limit:.3g}"
-    return f"{spent}, and {more} (`epsilon` in site.toml is the most)."
+        return (
+            f"The privacy of this site's data is spent: {answered}, with noise that hides single samples and not the "
+            "whole site, as this plan promises."
+        )
+    return (
+        f"The privacy of this site's data is spent: {answered}, and one more would cost ε = {after:.3g} in all, more "
+        f"than {budget.limit:.3g} (`epsilon` in site.toml is the most)."
+    )
 
 
 def standing(account: Account, budget: Budget) -> str:

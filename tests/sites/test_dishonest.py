@@ -102,7 +102,7 @@ def test_a_server_that_begins_the_plan_again(tmp_path: Path) -> None:
     with Deployed(tmp_path, method="fedavg", rounds=2, **private) as federation:
         federation.start_sites()
         federation.start_driver()
-        federation.wait_for_end()
+        federation.wait_for_end(300)
         ledgers = [Ledger(tmp_path / name / "private") for name in federation.data]
         assert [ledger.read().trainings for ledger in ledgers] == [2, 2, 2]
         federation.directory.rename(tmp_path / "runs" / "before")
