@@ -40,6 +40,7 @@ from fedtailor._common.files import (
     make_directory,
     read_sealed,
     reading,
+    remove,
     seal,
     truncate,
     unseal,
@@ -190,7 +191,7 @@ class RunDirectory:
         about = self.about()
         self._write_about(replace(about, experiment={**about.experiment, "rounds": after.rounds}))
         write_atomically(self.path / "experiment.toml", write_toml(after.model_dump()))
-        (self.path / "result.json").unlink(missing_ok=True)
+        remove(self.path / "result.json")
 
     def _write_about(self, about: About) -> None:
         write_atomically(self.path / "about.json", seal(asdict(about), pretty=True))

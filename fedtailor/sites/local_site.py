@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor._common.files import make_directory, read_bytes, write_atomically
+from fedtailor._common.files import make_directory, read_bytes, write_atomically, writing
 from fedtailor.client.answers import Answering, answered
 from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms
@@ -56,7 +56,8 @@ class LocalSite:
         """Write a line into the site's own log."""
         make_directory(self.site.private)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with (self.site.private / LOG).open("a", encoding="utf-8") as file:
+        path = self.site.private / LOG
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(f"{now} {text}\n")
 
     def _act(self, letter: Letter) -> Letter:

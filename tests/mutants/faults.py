@@ -890,6 +890,13 @@ FAULTS = [
         "tests/privacy/test_sites.py::test_a_round_that_is_asked_for_again_and_again_is_refused",
     ),
     Fault(
+        "a file that cannot be removed is a traceback",
+        "fedtailor/_common/files.py",
+        "    with writing(path):\n        path.unlink(missing_ok=True)",
+        "    path.unlink(missing_ok=True)",
+        "tests/test_store.py::test_a_file_that_cannot_be_removed_is_one_sentence",
+    ),
+    Fault(
         "each run has a ledger of its own",
         "fedtailor/sites/local_site.py",
         "Ledger(self.site.private).spend(budget)",
