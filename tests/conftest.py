@@ -35,6 +35,7 @@ SLOW = (
 KEPT = (  # of these, all the same
     "tests/sites/test_joining.py",
     "tests/sites/test_letters.py",
+    "test_a_new_name_of_a_run_buys_no_more_trainings",
     "tests/methods/test_fedacs.py",
     "tests/methods/test_pfedmb.py",
     "tests/methods/test_pflego.py",

@@ -1,6 +1,8 @@
 """States by number and version: what is proposed, what is current, what is on the disk when."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -367,6 +369,45 @@ def test_nothing_is_appended_cut_or_replaced_through_a_link(tmp_path: Path) -> N
             change()
     write_atomically(link, b"ours")
     assert (key.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"private", b"ours", False)
+
+
+def dropped(store: Store) -> None:
+    store.propose(0, state(2), 2)
+    store.propose(0, state(3), 3)
+
+
+def pruned(store: Store) -> None:
+    store.put(0, state(2), 2)
+    store.save()
+    store.prune()
+
+
+def replaced(store: Store) -> None:
+    store.put(0, state(2), 2)
+    store.put(0, state(3), 3)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "work", [dropped, pruned, replaced, lambda store: store.restore({}), lambda store: store.forget(0, set())]
+)
+def test_a_file_that_cannot_be_removed_is_one_sentence(
+    work: Callable[[Store], None], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path, "client", on_disk=True)
+    store.put(0, state(1), 1)
+    store.save()
+    store.prune()
+    unlink = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".tmp":
+            return unlink(path, missing_ok)
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(Path, "unlink", failing)
+    with pytest.raises(ft.FedtailorError, match=rf"client-0-round-.*cannot be written \({os.strerror(code)}\)"):
+        work(store)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if there is one."""
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
 def make_directory(path: Path) -> None:
     """Make a directory, and those above it, so that they survive a power cut."""
     with writing(path):

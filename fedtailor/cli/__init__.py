@@ -80,6 +80,7 @@ GROUPS = {
         "Take part in a federation: what the engineer of a site does.",
         {
             "check": ("site_check", "Read the site's data, and show exactly what would leave. Nothing is sent."),
+            "status": ("site_check", "Show what private trainings have cost the site's data so far."),
             "request": ("kits", "Make the site's keys, which stay here, and a request to be signed."),
             "install": ("kits", "Make the site's kit from the coordinator's answer."),
             "start": ("site_run", "Take part: connect to the server and do the work that it asks for."),

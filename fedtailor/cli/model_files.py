@@ -164,7 +164,7 @@ def predict(
     """
     if (data is None) == (run is None):
         raise FedtailorError("Say which samples to predict: with --data NAME, or with --run DIR.")
-    from fedtailor._common.files import write_atomically
+    from fedtailor._common.files import make_directory, write_atomically
     from fedtailor.model_files.format import check_free
     from fedtailor.model_files.prediction import Model
 
@@ -179,7 +179,7 @@ def predict(
         complain("Note:", note)
     predictions = reader.predict(samples.inputs, samples.labels)
     if to is not None:
-        to.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(to.parent)
         write_atomically(to, predictions.csv())
     if json:
         _print_json(model, predictions)

@@ -57,6 +57,27 @@ def check(
         raise typer.Exit(CANNOT_JOIN)
 
 
+def status(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file")]) -> None:
+    """Show what private trainings have cost the site's data so far, in all runs and plans.
+
+    The site writes it down before each one, and refuses those that would cost more than `epsilon` in its file.
+    """
+    from fedtailor.sites.ledger import account_of, answered_so_far, most, spent_so_far
+    from fedtailor.sites.site_file import read_site
+
+    site = read_site(file)
+    plan, account = site.read_plan(), account_of(site)
+    terms = plan.terms()
+    _say(f"Site {site.name} in the federation {plan.name}. All plans and runs with its directory:", "bold")
+    if terms.privacy is None or terms.epsilon == "inf":
+        _say(f"{answered_so_far(account)}. This plan has no privacy: nothing bounds what its trainings cost.")
+        return
+    _say(f"{spent_so_far(account, Privacy.parse(terms.privacy))}.")
+    limit = most(site, terms)
+    what = "what one run of the plan costs (`fedtailor site check` computes it)" if limit is None else f"ε = {limit:g}"
+    _say(f"All together may cost {what} at most (`epsilon` in site.toml).")
+
+
 def _show(found: "Preview") -> None:
     experiment, sites = found.plan.terms(), len(found.plan.sites)
     _say(f"Site {found.site} in the federation {found.plan.name}: {experiment.method}, {sites} sites.", "bold")
@@ -147,6 +168,8 @@ def _cell(value: Any) -> str:
 
 
 def _show_rounds(found: "Preview") -> None:
+    from fedtailor.sites.ledger import standing
+
     rehearsal = found.rehearsal
     assert rehearsal is not None
     trained = [each for each in rehearsal.exchanges if each.asked == "train"]
@@ -157,8 +180,9 @@ def _show_rounds(found: "Preview") -> None:
         "The server receives every site's tensors. Of those of which it sees a mean, the method and the records get "
         "nothing else."
     )
-    if wanted := found.plan.terms().privacy:
-        _say(Privacy.parse(wanted).in_words(simulated=False))
+    if found.budget and found.account:
+        _say(found.budget.privacy.in_words(simulated=False))
+        _say(standing(found.account, found.budget))
     for each in (*trained, *others):
         if each.asked != "train" or each.metrics:
             _say(f"Evaluation, {_rounds(each.rounds)}: {_metrics(each, found.tells)}")

@@ -24,6 +24,10 @@ def silent(text: str) -> None:
     """Write nothing down."""
 
 
+def free() -> None:
+    """Spend nothing."""
+
+
 @dataclass
 class Answering:
     """One site's work by letters: its name and number, its own samples and states."""
@@ -34,6 +38,7 @@ class Answering:
     sites: Sites
     tells: str = "exact"  # of its metrics: exact, rounded or none
     log: Callable[[str], None] = silent
+    spend: Callable[[], None] = free  # called before each training: it may refuse
 
     def work(self, letter: Letter) -> Letter:
         """Do what a letter asks."""
@@ -44,6 +49,9 @@ class Answering:
         try:
             if not isinstance(request, EvaluateShared):  # which works with no state, so names no version
                 store.recall(self.number, request.version)
+            if isinstance(request, Train):
+                store.at(self.number, request.version)  # one that is lost is refused before anything is spent
+                self.spend()
             reply = self.sites.handle(request)
             if reply.error:
                 self.log(f"Round {request.round}: {reply.error}.")
@@ -75,7 +83,7 @@ def answered(content: bytes, site: str, act: Callable[[Letter], Letter], log: Ca
         return act(read_letter(content)).pack()
     except Exception as error:  # of any kind: the server gets an answer, and none of its text
         log(str(error) if isinstance(error, FedtailorError) else "".join(traceback.format_exception(error)))
-        return fault_letter(site, error.kind if isinstance(error, FaultError) else _kind(error, "letter")).pack()
+        return fault_letter(site, _kind(error, "letter")).pack()
 
 
 def rounded(metrics: Metrics) -> Metrics:
@@ -90,6 +98,8 @@ def rounded(metrics: Metrics) -> Metrics:
 
 def _kind(error: BaseException | None, otherwise: str = "work") -> str:
     """The kind of a fault."""
+    if isinstance(error, FaultError):
+        return error.kind
     if isinstance(error, StateLost):
         return "state"
     if isinstance(error, NotFinite):

@@ -1,8 +1,12 @@
-"""Privacy of single samples: the private gradients that a client asks for in a round, counted before the first one."""
+"""What private trainings cost a client: the private gradients that it asks for in a round, counted before the first
+one, and the ε of all that it releases.
+"""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from math import inf
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +15,9 @@ from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.client.sites import Site
 from fedtailor.client.terms import Terms
 from fedtailor.data import ClientData
+from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message
+from fedtailor.privacy.accountant import Releases, spent
 from fedtailor.privacy.noise import Noise
 from fedtailor.training.client import Client, NotPrivate
 from fedtailor.training.descent import plain_loss, step_count
@@ -70,3 +76,34 @@ def private_queries(terms: Terms, message: Message, n_samples: int, round: int =
     finally:
         terms.network.reset(terms.initial)
     return dict(client.private.queries)
+
+
+# --- what it costs ---
+
+Level = Literal["client", "sample"]
+
+
+class Release(NamedTuple):
+    """One noisy release: of a sum of clipped gradients of a random share of the samples, or of a clipped change."""
+
+    level: Level
+    noise: float  # as a multiple of the clip
+    share: float = 1.0
+
+
+Cost = Mapping[Release, int]  # so many releases of each kind
+
+
+def cost_in_epsilon(cost: Cost, privacy: Privacy) -> float:
+    """Compute ε of all these releases together, at the level and the δ of a plan's privacy."""
+    if privacy.level == "client":
+        if any(release.level == "sample" for release in cost):
+            return inf  # that noise hides samples, and no whole client
+        releases = [Releases(release.noise, count) for release, count in cost.items()]
+    else:
+        # One sample can turn a clipped change into any other: the sum moves by up to twice the clip.
+        releases = [
+            Releases(r.noise if r.level == "sample" else r.noise / 2, count, "poisson", r.share)
+            for r, count in cost.items()
+        ]
+    return spent(releases, privacy.delta).epsilon

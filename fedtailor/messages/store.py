@@ -19,6 +19,7 @@ from fedtailor._common.files import (
     is_regular,
     make_directory,
     read_bytes,
+    remove,
     write_atomically,
     writing,
 )
@@ -113,7 +114,7 @@ class Store:
             if not self.on_disk:
                 self._memory[number] = state
             elif before not in (None, self.current[number], self._durable.get(number)):
-                self._file(number, before).unlink(missing_ok=True)
+                remove(self._file(number, before))
 
     def keep(self, number: int) -> None:
         """Make what this number proposed durable, beside the versions before it."""
@@ -164,7 +165,7 @@ class Store:
         """Remove the files of saved states that are no longer current."""
         for number in self._changed & self._durable.keys():
             if self._durable[number] != self.current[number]:
-                self._file(number, self._durable[number]).unlink(missing_ok=True)
+                remove(self._file(number, self._durable[number]))
         self._durable, self._changed = dict(self.current), set()
 
     def restore(self, versions: Mapping[int, int], sweep: bool = True) -> None:
@@ -178,7 +179,7 @@ class Store:
     def _drop(self, number: int) -> None:
         version, _ = self._proposed.pop(number)
         if self.on_disk and version not in (self.current.get(number), self._durable.get(number)):
-            self._file(number, version).unlink(missing_ok=True)
+            remove(self._file(number, version))
 
     def _sweep(self, keep: set[str], number: str = "[0-9]+") -> None:
         if self.directory is None or not self.directory.is_dir():
@@ -186,7 +187,7 @@ class Store:
         mine = re.compile(rf"{self.owner}-{number}-round-[0-9]+\.safetensors(\.tmp)?")
         for path in self.directory.iterdir():
             if mine.fullmatch(path.name) and path.name not in keep and is_regular(path):
-                path.unlink()
+                remove(path)
 
     def _file(self, number: int, version: int | None) -> Path:
         assert self.directory is not None

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor._common.files import write_atomically
+from fedtailor._common.files import make_directory, write_atomically
 from fedtailor.data.foreign_files import reading
 from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.model_files.onnx import OnnxNetwork
@@ -114,7 +114,7 @@ def write_model(
         *([onnx.bytes(state, text, description.table)] if onnx else []),
     ]
     files = files_of(stem, onnx is not None)
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(stem.parent)
     for file, content in zip(files, contents, strict=True):
         write_atomically(file, content)
     return files

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor._common.files import write_atomically
+from fedtailor._common.files import make_directory, write_atomically
 from fedtailor._common.text import human_bytes, human_time
 from fedtailor._common.toml import write_toml
 from fedtailor.engines.result import RunResult
@@ -225,7 +225,7 @@ def html(report: Report) -> str:
 def write_page(report: Report, to: Path) -> int:
     """Write the page, and return its size in bytes."""
     page = html(report).encode()
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(to.parent)
     write_atomically(to, page)
     return len(page)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import make_directory, writing
 from fedtailor.reporting.figures import evenly
 from fedtailor.reporting.marks import (
     EDGE,
@@ -63,7 +64,7 @@ def save(figures: Sequence[Figure], directory: Path) -> Iterator[Path]:
     """Draw each figure and write it in every format; yield the path of each file."""
     import matplotlib
 
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     for figure in figures:
         with matplotlib.rc_context(SETTINGS):
             drawing = draw(figure)
@@ -71,7 +72,8 @@ def save(figures: Sequence[Figure], directory: Path) -> Iterator[Path]:
                 path = directory / f"{figure.name}.{ending}"
                 # No time of day in the file: the same runs give the same bytes.
                 metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
-                drawing.savefig(path, metadata=metadata)
+                with writing(path):
+                    drawing.savefig(path, metadata=metadata)
                 yield path
 
 

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor._common.files import write_atomically
+from fedtailor._common.files import make_directory, write_atomically
 from fedtailor._common.text import plain_table, spreadsheet_cell, visible
 from fedtailor.reporting.client_tables import as_text, clients_csv, needed_width
 from fedtailor.reporting.column_names import METRIC
@@ -126,7 +126,7 @@ FORMATS = {"txt": plain_text, "md": markdown, "tex": latex}
 
 def write_readable(summary: Summary, directory: Path, chosen: Sequence[str] | None = None) -> list[Path]:
     """Write DIR/table.txt, .md and .tex, with all columns or the chosen ones."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     paths = {directory / f"table.{ending}": make for ending, make in FORMATS.items()}
     for path, make in paths.items():
         write_atomically(path, make(summary, chosen))

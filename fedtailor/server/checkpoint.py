@@ -13,7 +13,16 @@ from typing import Self
 import torch
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor._common.files import Count, is_regular, make_directory, read_bytes, read_sealed, seal, write_atomically
+from fedtailor._common.files import (
+    Count,
+    is_regular,
+    make_directory,
+    read_bytes,
+    read_sealed,
+    remove,
+    seal,
+    write_atomically,
+)
 from fedtailor.messages import NEVER, Message, State, frame, unframe
 from fedtailor.messages.store import Store
 from fedtailor.server.records import Record
@@ -85,7 +94,7 @@ class Checkpoint:
         prune()
         self.store.prune()
         if self._round not in (None, round):
-            self._file(self._round).unlink(missing_ok=True)
+            remove(self._file(self._round))
         self._round = round
 
     def read(self, sweep: bool = True) -> Saved:
@@ -117,7 +126,7 @@ class Checkpoint:
             return
         for path in self.directory.iterdir():
             if OURS.fullmatch(path.name) and path.name != self._file(round).name and is_regular(path):
-                path.unlink()
+                remove(path)
 
     def _file(self, round: int | None) -> Path:
         assert self.directory is not None

@@ -12,6 +12,7 @@ from fedtailor._common.files import (
     is_regular,
     make_directory,
     read_bytes,
+    remove,
     write_atomically,
     writing,
 )
@@ -82,7 +83,7 @@ class Observations:
         self._bytes = None if self.directory else sum(map(message_bytes, self._memory.values()))
         for number, path in list(self._files()):
             if number > round or path != self._file(number):
-                path.unlink()
+                remove(path)
 
     def _files(self) -> Iterator[tuple[int, Path]]:
         """Yield the files that we have written, temporary ones too, with their rounds."""

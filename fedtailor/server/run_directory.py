@@ -40,6 +40,7 @@ from fedtailor._common.files import (
     make_directory,
     read_sealed,
     reading,
+    remove,
     seal,
     truncate,
     unseal,
@@ -192,7 +193,7 @@ class RunDirectory:
         about.experiment["rounds"] = after.rounds
         write_atomically(self.path / "about.json", seal(asdict(about), pretty=True))
         write_atomically(self.path / "experiment.toml", write_toml(after.model_dump()))
-        (self.path / "result.json").unlink(missing_ok=True)
+        remove(self.path / "result.json")
 
     def partition(self) -> Partition:
         """Every client's name and its samples by class."""

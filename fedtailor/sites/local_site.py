@@ -1,11 +1,13 @@
 """A site of a real federation: it answers the server's letters, and what it keeps never leaves it.
 
-In its directory are a log, a secret, and for each run the letter that it began with, its states and its model file.
+In its directory are a log, a secret, the ledger of private trainings, and for each run the letter that it began with,
+its states and its model file.
 Nothing that the server sends is imported or used as a path: methods and networks are those of the catalogue and those
 that the site's own file allows, and the name of a run is letters, digits, - and _.
 """
 
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,13 +17,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor._common.files import make_directory, read_bytes, write_atomically
+from fedtailor._common.files import make_directory, read_bytes, write_atomically, writing
 from fedtailor.client.answers import Answering, answered
 from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms
 from fedtailor.data import Dataset
 from fedtailor.data.agreement import RUN, Common, Hello
-from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.engines.runs import named_code
 from fedtailor.experiment import Experiment, deciding_settings, first_difference, make_experiment
 from fedtailor.messages import NotFinite, check_finite
@@ -29,13 +31,12 @@ from fedtailor.messages.letters import FaultError, Letter, read_letter
 from fedtailor.methods import find_method
 from fedtailor.model_files.description import write_site_model
 from fedtailor.sites.declaration import declare, joined, read_data
+from fedtailor.sites.ledger import Budget, Ledger, training_cost
 from fedtailor.sites.plan import Plan
-from fedtailor.sites.site_file import LOG, SiteFile
+from fedtailor.sites.site_file import LOG, SECRET, SiteFile
 from fedtailor.training.isolation import isolated
 
 BEGIN = "begin.safetensors"
-SECRET = "secret"
-TRAININGS = "trainings"  # of a private run: how many were begun
 
 
 class LocalSite:
@@ -55,7 +56,8 @@ class LocalSite:
         """Write a line into the site's own log."""
         make_directory(self.site.private)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with (self.site.private / LOG).open("a", encoding="utf-8") as file:
+        path = self.site.private / LOG
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(f"{now} {text}\n")
 
     def _act(self, letter: Letter) -> Letter:
@@ -68,8 +70,6 @@ class LocalSite:
                 experiment, answering = self._run(letter.text("run"))
                 if letter.number("round") > experiment.rounds:
                     raise FaultError("refused", f"The server asks for more than {experiment.rounds} rounds.")
-                if experiment.privacy is not None and letter.header["asked"] == "train":
-                    self._spend(answering.run, experiment.rounds)
                 answer = answering.work(letter)
                 if letter.header["asked"] == "train" and "fault" not in answer.header:
                     self.log(f"Round {letter.number('round')} is done.")
@@ -108,6 +108,7 @@ class LocalSite:
         if not path.exists():
             make_directory(path.parent)
             path.parent.chmod(0o700)
+            Ledger(path.parent).open()  # before the secret: where there is a secret, a ledger that is missing was lost
             write_atomically(path, secrets.token_bytes(32))
         return read_bytes(path)
 
@@ -129,7 +130,9 @@ class LocalSite:
         terms = replace(_from_server(prepared.terms, letter), secret_noise=True)  # the server knows the seed
         directory = self._directory(common.run)
         sites = Sites.at(prepared.data, terms, directory / "states")
-        answering = Answering(common.run, self.site.name, self.number, sites, self.site.tells(self.plan), self.log)
+        spend = self._spending(prepared)
+        tells = self.site.tells(self.plan)
+        answering = Answering(common.run, self.site.name, self.number, sites, tells, self.log, spend)
         if not kept:
             make_directory(directory)
             write_atomically(directory / BEGIN, letter.pack())
@@ -152,7 +155,10 @@ class LocalSite:
             complete = find_method(planned.method, planned.parameters).model_dump(exclude_none=True)
             planned = planned.model_copy(update={"parameters": complete})
         differing = first_difference({**deciding_settings(planned), "weights": None}, named)
-        if differing and experiment.method not in self.site.allow:
+        private = (experiment.privacy, experiment.epsilon) != (planned.privacy, planned.epsilon)
+        # The plan's budget is that of its own trainings: others need one in the site's file.
+        priced = planned.privacy is None or self.site.epsilon is not None
+        if differing and (private or not priced or experiment.method not in self.site.allow):
             name, before, after = differing
             raise FaultError("refused", f"The server asks for {name} {after}, but the plan says {before}.")
 
@@ -170,14 +176,22 @@ class LocalSite:
             self._begin(read_letter(read_bytes(path), str(path)), kept=True)
         return self._runs[run]
 
-    def _spend(self, run: str, rounds: int) -> None:
-        """Count a training of a private run, and refuse more than the plan has rounds: each answer has fresh noise, so
-        a server that asks for the same round again and again could average it away."""
-        path = self._directory(run) / TRAININGS
-        trained = int(read_bytes(path)) if path.is_file() else 0
-        if trained >= rounds:
-            raise FaultError("refused", f"The privacy of {rounds} rounds is spent: {trained} trainings were answered.")
-        write_atomically(path, str(trained + 1))
+    def _spending(self, prepared: Prepared) -> Callable[[], None]:
+        """Make what is called before each training of a run: it writes the cost down, or refuses."""
+        start, end = prepared.data.places[self.number][:2]
+        try:
+            budget = Budget.of(self.site, self.plan, training_cost(prepared, end - start))
+        except FedtailorError as error:
+            raise FaultError("refused", str(error)) from None
+
+        def spend() -> None:
+            try:
+                if budget is not None:
+                    Ledger(self.site.private).spend(budget)
+            except FedtailorError as error:
+                raise FaultError("refused", str(error)) from None
+
+        return spend
 
     # --- the end ---
 

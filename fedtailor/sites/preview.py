@@ -9,14 +9,16 @@ from typing import Any
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import read_bytes
+from fedtailor.client.private_queries import cost_in_epsilon
 from fedtailor.data.agreement import Agreement, Hello, agree_on
 from fedtailor.messages.letters import FAULTS
+from fedtailor.server.records import finite
 from fedtailor.sites.declaration import declare
 from fedtailor.sites.findings import Findings, in_site_file, look, with_rare
-from fedtailor.sites.local_site import SECRET
+from fedtailor.sites.ledger import Account, Budget, account_of, refusal
 from fedtailor.sites.plan import Disclosed, Plan
 from fedtailor.sites.rehearsal import Rehearsal, rehearse
-from fedtailor.sites.site_file import SiteFile
+from fedtailor.sites.site_file import SECRET, SiteFile
 
 RUN = "preview"  # the name of a run that never is
 NEVER_LEAVES = (
@@ -40,6 +42,8 @@ class Preview:
     hello: Hello | None = None  # None if there is nothing to declare yet
     secret: bool = False  # there is one already: the checksum is the one that will be declared
     rehearsal: Rehearsal | None = None
+    account: Account | None = None  # of the privacy that was spent
+    budget: Budget | None = None  # of a private plan
     open: tuple[str, ...] = ()  # what other sites decide about the sizes
 
     @property
@@ -69,9 +73,21 @@ class Preview:
             else None,
             "rounds": [asdict(each) for each in played.exchanges] if played else None,
             "end": {"up": ["site", "written"]},
+            "privacy": self._privacy(),
             "faults": list(self.faults),
             "depends_on_other_sites": list(self.open),
             "never_leaves": list(NEVER_LEAVES),
+        }
+
+    def _privacy(self) -> dict[str, Any] | None:
+        if (budget := self.budget) is None or self.account is None:
+            return None
+        before, run = (cost_in_epsilon(cost, budget.privacy) for cost in (self.account.cost, budget.run))
+        return {
+            "trainings": self.account.trainings,
+            "spent": finite(before),
+            "run": finite(run),
+            "most": finite(budget.limit),
         }
 
 
@@ -90,7 +106,16 @@ def preview(site: SiteFile, plan: Plan) -> Preview:
         rehearsal = rehearse(plan, plan.number(site.name), dataset, _alone(hello, plan), about.tells)
     except FedtailorError as error:
         return replace(about, findings=replace(findings, problems=(in_site_file(str(error)),)))
-    return replace(about, rehearsal=rehearsal)
+    about = replace(about, rehearsal=rehearsal)
+    if budget := Budget.of(site, plan, rehearsal.training):
+        try:
+            account = account_of(site)
+        except FedtailorError as error:
+            return replace(about, findings=replace(findings, problems=(str(error),)))
+        about = replace(about, account=account, budget=budget)
+        if not budget.allows(account.cost):
+            about = replace(about, findings=replace(findings, problems=(refusal(account, budget),)))
+    return about
 
 
 def _declared(hello: Hello, plan: Plan) -> dict[str, int]:

@@ -7,12 +7,13 @@ does them later, so that the names, shapes, types and bytes of what this site an
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from fedtailor.client.answers import Answering
+from fedtailor.client.private_queries import Cost
 from fedtailor.data import Dataset, FederatedData
 from fedtailor.data.agreement import Agreement
 from fedtailor.engines.channel import Answers, InMemory
@@ -26,6 +27,7 @@ from fedtailor.method import expected_upload
 from fedtailor.server.loop import Loop
 from fedtailor.server.setup import describe_uploads
 from fedtailor.sites.declaration import joined
+from fedtailor.sites.ledger import training_cost
 from fedtailor.sites.plan import Disclosed, Plan
 from fedtailor.training.inputs import join
 from fedtailor.training.isolation import isolated
@@ -65,6 +67,7 @@ class Rehearsal:
     begin: tuple[Sent, ...]
     exchanges: tuple[Exchange, ...]
     rounds: int  # that were played; what goes up in later ones follows from the server's own check
+    training: Cost = field(default_factory=dict)  # what a training with all samples of this site costs its privacy
 
 
 class Recorded:
@@ -84,8 +87,9 @@ class Recorded:
 def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, tells: Disclosed) -> Rehearsal:
     """Play a run of the plan with the samples of one site."""
     here = {"engine": "in-process", "weights": None, "class_weights": "none", "on_failure": "stop", "states": "memory"}
-    here |= {"epsilon": None}  # the budget is that of the real samples
     experiment = plan.terms().model_copy(update=here)
+    if experiment.epsilon != "inf":  # which is without noise
+        experiment = experiment.model_copy(update={"epsilon": None})  # the budget is that of the real samples
     with isolated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a method has to say, it says in the run
         own = joined(dataset, experiment, agreement.common, number)
@@ -102,7 +106,9 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
             later = list(_later(simulation.loop, number, last, exchanges, seen))
         frozen = {f"frozen.{n}": tensor for n, tensor in enumerate(prepared.terms.network.frozen_tensors())}
         begin = _tensors({"initial": prepared.terms.initial, **frozen})
-        return Rehearsal(begin, tuple(_together([*exchanges, *later])), last)
+        start, end = own.places[number][:2]
+        training = training_cost(prepared, end - start)
+        return Rehearsal(begin, tuple(_together([*exchanges, *later])), last, training)
 
 
 def _few(data: FederatedData, number: int, batch: int | Literal["full"]) -> FederatedData:

@@ -9,7 +9,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.sites.plan import DISCLOSED, Disclosed, FileOf, Name, Plan, read_file, read_plan
 
-LOG = "site.log"
+LOG, SECRET = "site.log", "secret"  # in its directory
 
 
 class SiteFile(FileOf):
@@ -25,6 +25,12 @@ class SiteFile(FileOf):
         (), description="methods, networks and losses beside the plan's own that the server may ask for"
     )
     metrics: Disclosed = Field("exact", description="what leaves of the metrics: exact, rounded (to 1 %), or none")
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="the most ε that all private trainings of all plans and runs together may cost these data "
+        "[what the plan says, or its rounds cost]",
+    )
     threads: int = Field(1, ge=1, le=1024, description="threads of a computation; the same bits are promised for 1")
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
     label_column: str | None = None

@@ -884,10 +884,70 @@ FAULTS = [
     ),
     Fault(
         "a site trains as often as it is asked",
-        "fedtailor/sites/local_site.py",
-        "if trained >= rounds:",
-        "if trained >= 10 * rounds:",
+        "fedtailor/sites/ledger.py",
+        "if not budget.allows(account.cost):\n                raise",
+        "if not budget.allows({}):\n                raise",
         "tests/privacy/test_sites.py::test_a_round_that_is_asked_for_again_and_again_is_refused",
+    ),
+    Fault(
+        "a file that cannot be removed is a traceback",
+        "fedtailor/_common/files.py",
+        "    with writing(path):\n        path.unlink(missing_ok=True)",
+        "    path.unlink(missing_ok=True)",
+        "tests/test_store.py::test_a_file_that_cannot_be_removed_is_one_sentence",
+    ),
+    Fault(
+        "each run has a ledger of its own",
+        "fedtailor/sites/local_site.py",
+        "Ledger(self.site.private).spend(budget)",
+        "(own := Ledger(self.site.private / f'{id(prepared)}')).open() or own.spend(budget)",
+        "tests/sites/test_ledger.py::test_a_new_name_of_a_run_buys_no_more_trainings",
+    ),
+    Fault(
+        "a ledger that is gone begins anew",
+        "fedtailor/sites/ledger.py",
+        "            account = self.read()\n",
+        "            self.open()\n            account = self.read()\n",
+        "tests/sites/test_ledger.py::test_without_its_ledger_a_site_answers_no_private_training",
+        slow=True,
+    ),
+    Fault(
+        "a training is written down after it was done",
+        "fedtailor/client/answers.py",
+        """                self.spend()
+            reply = self.sites.handle(request)
+""",
+        """                pass
+            reply = self.sites.handle(request)
+            if isinstance(request, Train):
+                self.spend()
+""",
+        "tests/sites/test_ledger.py::test_a_training_is_written_down_before_it_begins",
+        slow=True,
+    ),
+    Fault(
+        "two processes read the ledger before either writes",
+        "fedtailor/sites/ledger.py",
+        "with writing(self._lock), alone(self._lock):",
+        "with writing(self._lock):",
+        "tests/sites/test_ledger.py::test_two_processes_at_once_spend_it_once",
+        slow=True,
+    ),
+    Fault(
+        "a method that is allowed trains without the plan's noise",
+        "fedtailor/sites/local_site.py",
+        "(private or not priced or",
+        "(",
+        "tests/sites/test_ledger.py::test_a_method_that_is_allowed_is_no_way_around_the_privacy",
+        slow=True,
+    ),
+    Fault(
+        "a share of the noise counts as the whole",
+        "fedtailor/sites/ledger.py",
+        'if privacy.by == "clients" else 1.0',
+        "if False else 1.0",
+        "tests/sites/test_ledger.py::test_a_client_s_share_of_the_noise_is_what_hides_its_upload",
+        slow=True,
     ),
     Fault(
         "a site takes code that its file does not allow",
@@ -899,8 +959,8 @@ FAULTS = [
     Fault(
         "a site takes settings that are not the plan's",
         "fedtailor/sites/local_site.py",
-        "if differing and experiment.method not in self.site.allow:",
-        "if False:",
+        "if differing and (private",
+        "if False and (private",
         "tests/sites/test_letters.py::test_a_site_refuses_what_its_plan_does_not_say",
     ),
     Fault(

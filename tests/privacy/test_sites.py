@@ -53,7 +53,7 @@ def test_a_round_that_is_asked_for_again_and_again_is_refused(tmp_path: Path) ->
         assert answer.header.get("fault") == "refused"
         assert not answer.tensors
     log = (tmp_path / name / "private" / "site.log").read_text()
-    assert "The privacy of 3 rounds is spent" in log
+    assert "The privacy of this site's data is spent: 3 private trainings were answered" in log
     plain = Federation(tmp_path / "plain", method="fedavg", rounds=3)
     sites = plain.sites()
     channel = Recorded(sites)

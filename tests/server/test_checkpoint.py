@@ -1,5 +1,6 @@
 """The server's checkpoint: what a manifest names is on the disk before it, and nothing else is left there."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -168,6 +169,21 @@ def test_a_state_that_the_last_checkpoint_names_stays_until_the_next(tmp_path: P
     assert_same(left.sites.get(0), ones())
     assert_same(left.kept.get(0), ones())
     assert set(files(tmp_path)) == {MANIFEST, server(1), client(0, 1), kept(0, 1)}
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path)
+    place.write(1, {})
+    (tmp_path / server(7)).write_bytes(b"left behind")
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", failing)
+    with pytest.raises(ft.FedtailorError, match=r"server-round-1\.safetensors cannot be written \(Read-only"):
+        place.write(2, {})
+    with pytest.raises(ft.FedtailorError, match=r"server-round-.*cannot be written \(Read-only"):
+        Place(tmp_path).read()
 
 
 @pytest.mark.parametrize("at", ["manifest.json", "server-round-2", "client-0-round-2", "server-0-round-2"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.engines.runs import load
+from fedtailor.sites.ledger import Ledger
 from tests.sites.lies import LIES, NUMBER, TEXT, forms, with_canary
 from tests.sites.loopback import Deployed, impossible
 
@@ -92,3 +93,24 @@ def test_a_server_that_asks_sites_to_import_something(tmp_path: Path) -> None:
     for name in federation.data:
         assert "The method os:system is not of the catalogue" in (tmp_path / name / "private" / "site.log").read_text()
     assert json.loads((federation.directory / "status.json").read_text())["phase"] == "stopped"
+
+
+def test_a_server_that_begins_the_plan_again(tmp_path: Path) -> None:
+    """Another run directory, and so another name of the run: the sites' data have no privacy left for it, whoever was
+    started again in between."""
+    private = {"privacy": "sample, clip=1.0, noise=1.0", "on_failure": "stop"}
+    with Deployed(tmp_path, method="fedavg", rounds=2, **private) as federation:
+        federation.start_sites()
+        federation.start_driver()
+        federation.wait_for_end(300)
+        ledgers = [Ledger(tmp_path / name / "private") for name in federation.data]
+        assert [ledger.read().trainings for ledger in ledgers] == [2, 2, 2]
+        federation.directory.rename(tmp_path / "runs" / "before")
+        federation.kill_all("north")
+        federation.start_site("north")
+        federation.start_driver()
+        assert federation.running["driver"].wait(300) == 2
+    assert "the site does not allow what was asked" in federation.said("driver")
+    assert [ledger.read().trainings for ledger in ledgers] == [2, 2, 2]
+    assert len(list((tmp_path / "north" / "private" / "runs").iterdir())) == 2
+    assert "The privacy of this site's data is spent" in (tmp_path / "north" / "private" / "site.log").read_text()

@@ -52,7 +52,8 @@ def request_kit(site: Path) -> Sent:
     make_directory(own.private)
     own.private.chmod(0o700)
     try:
-        made = make_request(plan, own.name, folder)
+        with writing(folder):
+            made = make_request(plan, own.name, folder)
     except FedtailorError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -116,8 +117,10 @@ def install(site: Path, answer: Path, fingerprint: str) -> Path:
         )
     root = read_certificate(answer, _member(answer, "rootCA.pem", "answer"))
     _compare(fingerprint, fingerprint_of(root), f"The answer {answer}")
-    package(plan, own.name, folder, answer, fingerprint, kit)
-    shutil.rmtree(folder)
+    with writing(kit):
+        package(plan, own.name, folder, answer, fingerprint, kit)
+    with writing(folder):
+        shutil.rmtree(folder)
     return kit
 
 

@@ -48,7 +48,8 @@ def make_kits(plan: Plan | Path, out: Path, central: bool = False) -> Plan:
             if name in plan.sites:
                 (here / "site.toml").write_text(site_template(plan, name), encoding="utf-8")
     try:
-        (_all_at_once if central else _own_only)(plan, out)
+        with writing(out):
+            (_all_at_once if central else _own_only)(plan, out)
     except BaseException:
         shutil.rmtree(out)
         raise

@@ -5,8 +5,23 @@ from fedtailor.sites.kits.project import ADMIN, DAYS, SERVER
 from fedtailor.sites.plan import Plan
 from fedtailor.sites.site_file import SiteFile
 
-EXAMPLES = {"data": '"patients.csv"', "label_column": '"diagnosis"', "group": '"patient_id"', "columns": '"age=number"'}
-OFFERED = ("label_column", "group", "columns", "allow", "metrics", "threads", "device")  # in a site's file, as comments
+EXAMPLES = {
+    "epsilon": "8.0",
+    "data": '"patients.csv"',
+    "label_column": '"diagnosis"',
+    "group": '"patient_id"',
+    "columns": '"age=number"',
+}
+OFFERED = (
+    "label_column",
+    "group",
+    "columns",
+    "allow",
+    "metrics",
+    "epsilon",
+    "threads",
+    "device",
+)  # in a site's file, as comments
 
 
 def page(plan: Plan, name: str, central: bool) -> str:
