@@ -241,6 +241,7 @@ def test_report_of_results_and_of_directories(tmp_path: Path) -> None:
 
 
 def test_advise_and_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.studies.advice._first_rung", lambda budget, seconds: 25)  # on a slow machine, too
     settings = {"clients": 4, "partition": "classes:2", "budget": 1, "engine": "in-process"}  # which is easy to decide
     advice = ft.advise(data="digits", methods=["fedavg", "local"], **settings)
     assert advice.chosen in ("fedavg", "local")

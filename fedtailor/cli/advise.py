@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fedtailor.studies.advice import Advice
 
 SECONDS = 90.0
-ROUNDS = 100  # of the run that is recommended, unless said
 HELD_OUT = 0.2  # validation samples: what the race is judged by
 
 
@@ -95,15 +94,18 @@ def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
 
 def command(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> str | None:
     """Write the command to go on with: the one that runs the recommended method or, where nothing is decided, the
-    same race with more validation samples. None if it has many of them already."""
-    from fedtailor.studies.advice import MORE
+    same race for longer, or with more validation samples. None if neither can be had."""
+    from fedtailor.studies.advice import MORE, MOST
 
     if advice.chosen is None:
-        if advice.candidates[0].experiment.validation >= MORE:
-            return None
-        return _command(["advise"], {**settings, **race, "validation": MORE})
+        again = {**settings, **race}
+        if advice.budget is not None:
+            again["budget"] = advice.budget
+        if advice.few_samples and advice.candidates[0].experiment.validation < MORE:
+            again["validation"] = MORE
+        return _command(["advise"], again) if again != {**settings, **race} else None
     method, _, tuned = advice.chosen.partition(", ")
-    wanted = {"rounds": ROUNDS, **settings}
+    wanted = {"rounds": MOST, **settings}
     if tuned:
         wanted["fine_tune"] = settings.get("epochs", Experiment.model_fields["epochs"].default)
     return _command(["run", method], wanted)
@@ -135,6 +137,8 @@ def _plain(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
         "gain": advice.gain,
         "interval": advice.interval,
         "p": advice.p,
+        "still_learning": dict(advice.rising),
+        "budget_that_would_tell": advice.budget,
         "validation_samples": advice.n_samples,
         "skew": asdict(advice.skew),
         "race": [

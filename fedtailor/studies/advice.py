@@ -3,14 +3,13 @@
 First the partition itself: how far the clients' labels and features differ, beside a random partition of the same
 samples. Then a race: a shortlist from "one model for all" to "everybody alone" by successive halving on the validation
 metric within a time budget. The answer is the simplest method that nothing beats by more than chance, or that the
-samples cannot tell.
+samples cannot tell, or that the race was too short.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from math import inf, isfinite, sqrt
-from statistics import fmean
+from dataclasses import dataclass, replace
+from math import ceil, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +20,10 @@ from fedtailor.data import FederatedData
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment, merged
-from fedtailor.studies.measures import Values, holm
+from fedtailor.studies.candidate import Candidate, Report
 from fedtailor.studies.skew import Skew, measure_skew
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY, ON_ONE_SCALE, Metric
-from fedtailor.training.predictions import outputs, sample_scores
 from fedtailor.training.streams import numpy_stream
 
 GLOBAL, TUNED, ALONE = "fedavg", "fedavg, fine-tuned", "local"
@@ -37,77 +35,9 @@ FEW = 10  # clients below which a test over clients can hardly find anything
 DRAWS = 20_000  # of a test: its p-values are right to 0.002 where it matters, at the level
 MORE = 0.4  # the share of validation samples that is asked for where nothing is decided
 UNSEEN = 2  # samples that count as a difference nobody saw: without them, samples that all agree would prove equality
-PILOT, MOST = 2, 100  # rounds to measure a method's speed, and the most that one is given
-
-Report = Callable[[str, int, int], None]  # of progress: a title, rounds done, rounds to do
-
-
-@dataclass(eq=False)
-class Candidate:
-    """A method in the race."""
-
-    title: str
-    experiment: Experiment
-    simulation: Simulation | None = None
-    seconds: float = 0.0  # a round
-    rounds: int = 0
-    values: Values = field(default_factory=dict)  # of the metric on validation samples, by client
-    n_samples: dict[int, int] = field(default_factory=dict)  # how many validation samples those are
-    parts: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of each sample, where clients are few
-    metric: Metric = ACCURACY
-
-    @property
-    def mean(self) -> float:
-        """The mean of the metric over clients."""
-        return fmean(self.values.values())
-
-    @property
-    def by_samples(self) -> bool:
-        """True if the metric is a mean over samples that were looked at one by one."""
-        return bool(self.parts)
-
-    def gain(self, base: "Candidate") -> float:
-        """Compute by how much the mean is better than another candidate's."""
-        return self.metric.gain(self.mean, base.mean)
-
-    def advance(self, rounds: int, report: Report) -> None:
-        """Train until so many rounds are done, and measure."""
-        assert self.simulation is not None
-        begin, before = time.perf_counter(), self.rounds
-        while self.rounds < rounds:
-            self.rounds += 1
-            self.simulation.round(self.rounds)
-            report(self.title, self.rounds, rounds)
-        self.seconds = (time.perf_counter() - begin) / max(1, rounds - before)
-        loop = self.simulation.loop
-        evaluated = loop.evaluator.evaluate(loop.server, loop.versions, [], self.simulation.transport)
-        for client in evaluated.missing:  # candidates are compared on the same clients
-            reply = evaluated.replies[client]
-            raise FedtailorError(
-                f"The evaluation of client {loop.names[client]} failed: {reply.error}."
-            ) from reply.cause
-        on_validation = {client: of_client["validation"] for client, of_client in evaluated.measured.items()}
-        found = {client: self.metric.of(metrics) for client, metrics in on_validation.items()}
-        self.values = {client: value for client, value in found.items() if value is not None}
-        self.n_samples = {client: on_validation[client].n_samples for client in self.values}
-        if not self.values:
-            raise FedtailorError(
-                f"No client has validation samples to compute the {self.metric.title} of: give --validation 0.2."
-            )
-
-    def look_closer(self) -> None:
-        """Find each validation sample's part of the metric, if that is a mean over samples: whether it is right, say.
-
-        This is more than the metrics that a site replies with: it is for whoever owns the simulation and its data.
-        """
-        assert self.simulation is not None
-        for client in self.values:
-            site = self.simulation.sites.site(client)
-            x, y = site.data.validation
-            scores = site.counted(outputs(site.terms.network, self.simulation.personal_model(client), x))
-            parts = sample_scores(self.metric.name, scores, y, site.terms.multi_label)
-            if parts is not None:
-                self.parts[client] = parts
+PILOT, MOST = 2, 100  # rounds to measure a method's speed, and the most that one is given: those of a run, too
+RUNGS = (1, 2, 4)  # of the race: times the rounds that all candidates are given
+SHARE = 2.5  # rounds of all candidates together that a race takes for each of the first rung: 2, and what is measured
 
 
 class Decision(NamedTuple):
@@ -119,6 +49,8 @@ class Decision(NamedTuple):
     gain: float
     p: float
     interval: tuple[float, float]
+    rising: dict[str, float]  # the finalists that still learn, and their gain in the last half of the rounds
+    unfinished: bool  # True if to go on may change the answer
 
 
 @dataclass
@@ -127,11 +59,14 @@ class Advice:
 
     skew: Skew
     candidates: list[Candidate]  # the best first
-    chosen: str | None  # the title of the recommended one; None if the samples cannot tell
+    chosen: str | None  # the title of the recommended one; None if the samples cannot tell or the race was too short
     best: str  # the title of the best personal one
     gain: float  # of the best over the global model, by the metric; above 0, it is better
-    p: float  # the p-value of this gain, corrected
-    interval: tuple[float, float]  # the 95 % confidence interval of this gain
+    p: float  # the p-value of this gain, corrected for the number of candidates
+    interval: tuple[float, float]  # the 95 % confidence interval of this gain, corrected likewise
+    rising: dict[str, float]  # the finalists that still learn, and their gain in the last half of the rounds
+    unfinished: bool  # True if nothing is decided as to go on may change the answer
+    budget: int | None  # the seconds of the race that would tell then, about
     seconds: float
 
     def __str__(self) -> str:
@@ -139,8 +74,13 @@ class Advice:
 
     @property
     def decided(self) -> bool:
-        """False if the validation samples cannot tell whether personal models gain a point."""
+        """False if the race was too short or its samples cannot tell whether personal models gain a point."""
         return self.chosen is not None
+
+    @property
+    def few_samples(self) -> bool:
+        """True if the validation samples alone would not tell either, were the training finished."""
+        return self.p >= LEVEL and self.interval[1] > self.margin
 
     @property
     def needed(self) -> bool | None:
@@ -194,7 +134,8 @@ def advise(
             for candidate, its in zip(candidates, prepared, strict=True):
                 candidate.simulation, candidate.metric = _started(its), its.terms.metric
                 candidate.advance(PILOT, report)
-            ranked = _race(candidates, budget - (time.perf_counter() - begin), report)
+            before, of_all = time.perf_counter() - begin, sum(candidate.seconds for candidate in candidates)
+            ranked = _race(candidates, budget - before, report)
             _judged_alike(_finalists(ranked))
             for candidate in _finalists(ranked):
                 if len(candidate.values) < FEW:
@@ -204,7 +145,9 @@ def advise(
             for candidate in candidates:
                 if candidate.simulation is not None:
                     candidate.simulation.close()
-    return Advice(skew, ranked, *_decide(ranked, experiment.seed), seconds=time.perf_counter() - begin)
+    decision = _decide(ranked, experiment.seed)
+    longer = ceil(before + _budget(of_all)) if decision.unfinished else None
+    return Advice(skew, ranked, *decision, budget=longer, seconds=time.perf_counter() - begin)
 
 
 def _experiment(experiment: Experiment, title: str) -> Experiment:
@@ -226,19 +169,29 @@ def _race(candidates: list[Candidate], budget: float, report: Report) -> list[Ca
     """Race by successive halving: all get r rounds, the better half 2r, the better quarter 4r. The global model, which
     the others are judged against, stays to the end, and so does the best of the others. Return the best first, those
     that went further before the others."""
-    cost = sum(candidate.seconds for candidate in candidates)
-    rounds = int(max(PILOT + 1, min(MOST / 4, budget / (2.5 * cost))))
+    rounds = _first_rung(budget, sum(candidate.seconds for candidate in candidates))
     left = list(candidates)
-    for rung in (1, 2, 4):
+    for rung in RUNGS:
         out = [candidate for candidate in candidates if candidate not in left]
         for candidate in left:
-            candidate.advance(rung * rounds, report)
+            candidate.advance(rung * rounds, report, along=rung == RUNGS[-1])
         left.sort(key=_rank)
         ranked = left + sorted(out, key=lambda candidate: (-candidate.rounds, _rank(candidate)))
         rival = next((candidate for candidate in left if candidate.title != GLOBAL), None)
         half = left[: (len(left) + 1) // 2]
         left = [candidate for candidate in left if candidate in half or candidate.title == GLOBAL or candidate is rival]
     return ranked
+
+
+def _first_rung(budget: float, seconds: float) -> int:
+    """Compute the rounds of all candidates that fit into a budget, if one round of all takes so many seconds."""
+    return int(max(PILOT + 1, min(MOST / RUNGS[-1], budget / (SHARE * seconds))))
+
+
+def _budget(seconds: float) -> float:
+    """Compute the inverse for the longest race, which ends early on a machine that is no slower then: so half as much
+    again does no harm."""
+    return 1.5 * SHARE * seconds * MOST / RUNGS[-1]
 
 
 def _rank(candidate: Candidate) -> float:
@@ -278,29 +231,51 @@ def _check_finalists(finalists: list[Candidate]) -> None:
         )
 
 
-def _decide(ranked: list[Candidate], seed: int = 0) -> Decision:
-    """Choose a candidate, if the samples can tell.
+def _decide(ranked: list[Candidate], seed: int = 0, draws: int = DRAWS) -> Decision:
+    """Choose a candidate, if the samples can tell and the race was long enough.
 
     It is a personal one if the best of those that went furthest beats the global model by a point and by more than
-    chance (corrected for the number of candidates): the simplest that is within a point of the best. It is the global
-    model if more than a point is ruled out, or if what is gained for certain is less. Otherwise, nothing is decided.
+    chance: the simplest that is within a point of the best. It is the global model if more than a point is ruled out,
+    or if what is gained for certain is less. Otherwise, nothing is decided. The best is the best of all personal
+    candidates in the race, so its p-value and interval are corrected for their number (Bonferroni).
     """
     last = _finalists(ranked)
     base = next(candidate for candidate in last if candidate.title == GLOBAL)
     others = [candidate for candidate in last if candidate is not base and isfinite(candidate.mean)]
     if not others:
-        return Decision(GLOBAL, GLOBAL, 0.0, 1.0, (0.0, 0.0))
-    rng = numpy_stream(seed, "advice", "test")
-    ps = holm([sign_flip(_differences(other, base), rng) for other in others])
-    best, p = min(zip(others, ps, strict=True), key=lambda pair: _rank(pair[0]))
+        return Decision(GLOBAL, GLOBAL, 0.0, 1.0, (0.0, 0.0), {}, False)
+    best, number = min(others, key=_rank), len(ranked) - 1
+    p = sign_flip(_differences(best, base), numpy_stream(seed, "advice", "test"), draws)
     gain, worth = best.gain(base), margin(base)
-    found = best.title, gain, p, _interval(best, base, p)
-    if gain > worth and p < LEVEL:
+    found = Decision(None, best.title, gain, min(1.0, number * p), _interval(best, base, p, number), {}, False)
+    if gain > worth and found.p < LEVEL:
         good = [other.title for other in others if _rank(other) <= _rank(best) + worth]
         simplest = min(good, key=lambda title: SHORTLIST.index(title) if title in SHORTLIST else len(SHORTLIST))
-        return Decision(simplest, *found)
-    certain = p < LEVEL or found[-1][1] <= worth
-    return Decision(GLOBAL if certain else None, *found)
+        found = found._replace(chosen=simplest)
+    elif found.p < LEVEL or found.interval[1] <= worth:
+        found = found._replace(chosen=GLOBAL)
+    return _if_learned(found, base, others)
+
+
+def _if_learned(found: Decision, base: Candidate, others: list[Candidate]) -> Decision:
+    """Take a choice back if it rests on unfinished training.
+
+    That is so if a finalist still rises by more than the margin and, at its pace for as many rounds again, would move
+    by more than the lead: the distance of the gain from the margin or, of a personal candidate that was not chosen,
+    what it lacks to get ahead of the chosen one by the margin, if that goes on likewise. After as many rounds as a run
+    that is recommended has, the answer is the one for such runs, and stands.
+    """
+    worth = margin(base)
+    rising = {one.title: rise for one in [base, *others] if (rise := one.rise()) > worth}
+    chosen = next((one for one in others if one.title == found.chosen), None)
+    doubtful = False
+    for one in [base, *others]:
+        lead = abs(found.gain - worth)
+        if chosen and one not in (base, chosen):
+            lead = min(lead, worth - one.gain(chosen) + 2 * max(0.0, chosen.rise()))
+        doubtful |= one.title in rising and 2 * rising[one.title] > lead
+    unfinished = doubtful and base.rounds < MOST
+    return found._replace(chosen=None if unfinished else found.chosen, rising=rising, unfinished=unfinished)
 
 
 def _differences(one: Candidate, base: Candidate) -> NDArray[np.float64]:
@@ -333,24 +308,27 @@ def sign_flip(differences: NDArray[np.float64], rng: np.random.Generator, draws:
     return float((1 + as_large.sum()) / (1 + draws))
 
 
-def _interval(one: Candidate, base: Candidate, p: float) -> tuple[float, float]:
-    """Compute a 95 % confidence interval of the gain of one candidate over another.
+def _interval(one: Candidate, base: Candidate, p: float, number: int = 1) -> tuple[float, float]:
+    """Compute a 95 % confidence interval of the gain of one candidate over another, given the p-value of its test.
 
     It is Student's, of the differences that the test takes and, of the accuracy, two samples (`UNSEEN`) more on which
-    the candidates differ. It has zero in it if and only if the test does not exclude zero.
+    the candidates differ. For the best of a number of candidates its level is Bonferroni's, as it is for p. It excludes
+    zero if and only if the corrected p is below the level: where Student and the test do not agree, the test's p gives
+    the width.
     """
     from scipy import stats
 
-    parts = _differences(one, base)
+    parts, level = _differences(one, base), LEVEL / number
     gain, total = float(parts.sum()), sum(one.n_samples.values())
     unseen = UNSEEN * sum(1 / one.n_samples[i] for i in one.values) / len(one.values) ** 2 / total
     spread = len(parts) * float(np.var(parts, ddof=1)) if len(parts) > 1 else 1.0
     by_accuracy = one.metric == ACCURACY
-    half = float(stats.t.ppf(1 - LEVEL / 2, max(1, len(parts) - 1))) * sqrt(spread + (unseen if by_accuracy else 0.0))
-    low, high = (max(gain - half, -1.0), min(gain + half, 1.0)) if by_accuracy else (gain - half, gain + half)
-    if p >= LEVEL:
-        return min(low, 0.0), max(high, 0.0)
-    return (max(low, 0.0), high) if gain > 0 else (low, min(high, 0.0))
+    quantile = stats.t(max(1, len(parts) - 1)).isf
+    half = float(quantile(level / 2)) * sqrt(spread + (unseen if by_accuracy else 0.0))
+    if (p < level) != (half < abs(gain)):
+        half = abs(gain) * float(quantile(level / 2) / quantile(p / 2)) if p < level else abs(gain)
+    low, high = gain - half, gain + half
+    return (max(low, -1.0), min(high, 1.0)) if by_accuracy else (low, high)
 
 
 # --- in plain words ---
@@ -370,14 +348,12 @@ def sentences(advice: Advice) -> list[str]:
         clients = len(advice.candidates[0].values)
         found.append(f"The test is over {clients} clients: how sure the {metric.title} of each is does not count.")
     if not advice.decided:
-        leader = advice.best if advice.gain > 0 else GLOBAL
-        share = advice.candidates[0].experiment.validation
-        more = f"more validation samples (--validation {MORE:g})" if share < MORE else "more samples"
-        return [
-            *found,
-            f"Not decided: can't tell with {advice.n_samples:,} validation samples whether personal models pay. The "
-            f"best of them is {advice.best} ({gain}). Best so far: {leader}. Give {more} or more clients.",
-        ]
+        return [*found, _undecided(advice, gain)]
+    if advice.rising:
+        pace = "To go on at this pace would not change the answer."
+        if advice.candidates[0].rounds >= MOST:
+            pace = f"The answer is for runs of {MOST} rounds."
+        found.append(f"Still learning: {_rises(advice)}. {pace}")
     if advice.chosen == GLOBAL:
         why = f"No personal model is better by {worth}. The best is {advice.best} ({gain})."
         if advice.best == GLOBAL:
@@ -390,6 +366,32 @@ def sentences(advice: Advice) -> list[str]:
     else:
         why = f"Personal models pay ({gain})."
     return [*found, f"Recommended: a personal model for each client, by {advice.chosen}. {why}"]
+
+
+def _undecided(advice: Advice, gain: str) -> str:
+    """Say why nothing is decided, and what would help."""
+    leader, rounds = advice.best if advice.gain > 0 else GLOBAL, advice.candidates[0].rounds
+    best = f"The best of them is {advice.best} ({gain}). Best so far: {leader}."
+    share = advice.candidates[0].experiment.validation
+    more = f"more validation samples (--validation {MORE:g})" if share < MORE else "more samples"
+    if not advice.unfinished:
+        return (
+            f"Not decided: can't tell with {advice.n_samples:,} validation samples whether personal models pay. {best} "
+            f"Give {more} or more clients."
+        )
+    samples = f", with {more} or more clients" if advice.few_samples else ""
+    return (
+        f"Not decided: still learning after {rounds} rounds ({_rises(advice)}). A budget of {advice.budget} seconds "
+        f"({MOST} rounds) would tell{samples}. {best}"
+    )
+
+
+def _rises(advice: Advice) -> str:
+    """List the finalists that still learn."""
+    metric, rounds = advice.metric, advice.candidates[0].rounds
+    unit = " points" if metric.percent else f" in {metric.title}"
+    each = [f"{title} {_points(metric, rise)}" for title, rise in advice.rising.items()]
+    return f"{', '.join(each)}{unit} in the last {rounds // 2} rounds"
 
 
 def _points(metric: Metric, gain: float) -> str:

@@ -17,9 +17,10 @@ from fedtailor.studies.advice import (
     DRAWS,
     GLOBAL,
     MARGIN,
+    MOST,
+    RUNGS,
     TUNED,
     Advice,
-    Candidate,
     Skew,
     _decide,
     _differences,
@@ -29,11 +30,18 @@ from fedtailor.studies.advice import (
     measure_skew,
     sign_flip,
 )
+from fedtailor.studies.candidate import Candidate
 from tests.cli.calling import Call, call, done, refusal  # noqa: F401
 from tests.helpers import digits
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "model": "mlp:32", "validation": 0.25, "epochs": 2,
                          "engine": "in-process"}  # fmt: skip
+
+
+@pytest.fixture
+def to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race of as many rounds as there can be, however fast the machine is."""
+    monkeypatch.setattr("fedtailor.studies.advice._first_rung", lambda budget, seconds: MOST // RUNGS[-1])
 
 
 def partitioned(x: Any, y: Any, client: Any) -> FederatedData:
@@ -115,7 +123,7 @@ def test_the_race_halves_and_keeps_the_global_model_and_its_best_rival() -> None
     advanced: list[tuple[str, int]] = []
 
     class Fake(Candidate):
-        def advance(self, rounds: int, report: Any) -> None:
+        def advance(self, rounds: int, report: Any, along: bool = False) -> None:
             advanced.append((self.title, rounds))
             self.rounds = rounds
 
@@ -274,21 +282,23 @@ def test_the_samples_that_are_right_are_those_of_the_recorded_accuracy() -> None
             assert {i: len(hits) for i, hits in of_race.parts.items()} == of_race.n_samples
 
 
+@pytest.mark.usefixtures("to_the_end")
 @pytest.mark.parametrize(
     ("partition", "needed", "changes"),
-    [  # It takes more to show no difference: a short race decides with one split and not with another.
-        ("iid", False, {"validation": 0.6, "test": 0.05, "stratify": False}),
+    [  # It takes more to show no difference.
+        ("iid", False, {"clients": 5, "validation": 0.6, "test": 0.05, "stratify": False, "lr": 0.1}),
         ("classes:2", True, {}),
     ],
 )
 def test_digits(partition: str, needed: bool, changes: dict[str, Any]) -> None:
     experiment = make_experiment({**SMALL, "partition": partition, **changes})
-    advice = advise(experiment, 0.01, (GLOBAL, TUNED, ALONE, "fedper", "fedrod"))  # the shortest race there is
+    advice = advise(experiment, 0.01, (GLOBAL, TUNED, ALONE))
     assert advice.needed == needed
     assert (advice.chosen == GLOBAL) != needed
     assert (advice.skew.label > 2 * advice.skew.label_by_chance) == needed
 
 
+@pytest.mark.usefixtures("to_the_end")
 def test_advise_speaks_plainly(call: Call) -> None:  # noqa: F811
     words = ("advise", "--clients", 6, "--model", "mlp:16", "--partition", "classes:2", "--epochs", 2, "--workers", 1,
              "--keep-momentum")  # fmt: skip
@@ -306,6 +316,7 @@ def test_advise_speaks_plainly(call: Call) -> None:  # noqa: F811
     assert "validation" in refusal(call, *words, "--validation", 0)
 
 
+@pytest.mark.usefixtures("to_the_end")
 def test_advise_says_when_the_samples_cannot_tell(call: Call) -> None:  # noqa: F811
     words = ("advise", "--clients", 4, "--partition", "iid", "--model", "mlp:16", "--epochs", 2, "--workers", 1,
              "--validation", 0.02, "--budget", 1, "--method", TUNED)  # fmt: skip
@@ -331,7 +342,8 @@ def test_the_words_of_each_answer() -> None:
     def answer(chosen: str | None, gain: float, **settings: Any) -> Advice:
         race = [candidate("ditto", 0.8 + gain), candidate(GLOBAL, 0.8)]
         race[0].experiment = make_experiment(settings)
-        return Advice(Skew(0.1, 0.1, 0.0), race, chosen, "ditto", gain, 0.11, (gain - 0.058, gain + 0.058), 1.0)
+        interval = (gain - 0.058, gain + 0.058)
+        return Advice(Skew(0.1, 0.1, 0.0), race, chosen, "ditto", gain, 0.11, interval, {}, False, None, 1.0)
 
     def said(chosen: str | None, gain: float) -> str:
         return sentences(answer(chosen, gain))[-1]
@@ -349,6 +361,24 @@ def test_the_words_of_each_answer() -> None:
         == f"Recommended: a personal model for each client, by ditto. Personal models pay ({gain})."
     )
     assert f"No personal model is better by a point. The best is ditto ({gain})." in said(GLOBAL, 0.048)
+
+    early = answer(None, 0.048)
+    early.rising, early.unfinished, early.budget = {GLOBAL: 0.031, "ditto": 0.02}, True, 250
+    assert sentences(early)[-1] == (
+        "Not decided: still learning after 8 rounds (fedavg +3.1, ditto +2.0 points in the last 4 rounds). A budget of "
+        "250 seconds (100 rounds) would tell, with more validation samples (--validation 0.4) or more clients. The "
+        f"best of them is ditto ({gain}). Best so far: ditto."
+    )
+    assert command(early, {}, {"budget": 90.0}) == "fedtailor advise --budget 250 --validation 0.4"
+    early.p = 0.01  # there are enough samples
+    assert "(100 rounds) would tell. The best" in sentences(early)[-1]
+    assert command(early, {}, {"budget": 90.0}) == "fedtailor advise --budget 250"
+    late = answer("ditto", 0.048)
+    late.rising = {GLOBAL: 0.012}
+    rises = "Still learning: fedavg +1.2 points in the last 4 rounds. "
+    assert sentences(late)[-2] == rises + "To go on at this pace would not change the answer."
+    late.candidates[0].rounds = MOST
+    assert sentences(late)[-2].endswith("in the last 50 rounds. The answer is for runs of 100 rounds.")
 
 
 def test_advice_on_clients_that_are_objects() -> None:

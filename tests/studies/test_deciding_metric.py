@@ -24,7 +24,8 @@ from fedtailor.reporting import figures
 from fedtailor.reporting.marks import Bars, styles
 from fedtailor.reporting.tables import comma_separated, markdown
 from fedtailor.server.records import RoundRecord
-from fedtailor.studies.advice import GLOBAL, Candidate, _decide, _differences
+from fedtailor.studies.advice import GLOBAL, _decide, _differences
+from fedtailor.studies.candidate import Candidate
 from fedtailor.studies.measures import client_values, individual_gains, until
 from fedtailor.studies.summary import Summary, summarize
 
