@@ -97,13 +97,6 @@ def test_classes_that_a_client_lacks_are_left_alone() -> None:
     assert phi.abs().min() > 0
 
 
-def test_only_the_generic_model_is_sent() -> None:
-    result = ft.run("fedrod", **SMALL)
-    size = 64 * 16 + 16 + 16 * 10 + 10
-    assert all(record.bytes_up == record.bytes_down == 3 * 4 * size for record in result.rounds)
-    assert set(result.server_state) == {"theta"}
-
-
 def test_a_new_client_has_the_generic_model() -> None:
     result = ft.run("fedrod", **{**SMALL, "participation": 1, "rounds": 1})
     (old,) = result.rounds[0].participants

@@ -372,16 +372,6 @@ def test_a_client_computes_the_weights_of_its_branches(alpha_weighted: bool) -> 
         log.totals[1].each("W")
 
 
-def test_a_round_costs_b_vectors_each_way_and_alpha_up() -> None:
-    """And as many weights n α as there are α."""
-    size = 64 * 16 + 16 + 16 * 10 + 10
-    for options, alpha in (({}, 2 * 5), ({"branches": 3}, 2 * 3), ({"branches": 3, "per_layer": False}, 3)):
-        branches = options.get("branches", 5)
-        for record in ft.run("pfedmb", **SMALL, max_train=20, **options).rounds:
-            assert record.bytes_down == 3 * 4 * branches * size
-            assert record.bytes_up == 3 * 4 * (branches * size + 2 * alpha)
-
-
 # --- limit cases ---
 
 
