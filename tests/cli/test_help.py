@@ -52,6 +52,7 @@ def test_there_are_no_types_no_frames_and_no_dots_for_what_is_cut(words: tuple[s
 
 def test_commands_stand_in_groups_by_purpose(call: Call) -> None:
     page = done(call("--help"))
+    assert done(call("-h")) == page
     found = sections(page)
     assert list(found) == [*BY_PURPOSE, REAL_SITES, "Options", "Output"]
     for title, commands in [*BY_PURPOSE.items(), (REAL_SITES, GROUPS)]:
