@@ -253,12 +253,6 @@ class TestRunDirectories:
         done(call("run", "fedavg", *SMALL, "--out", "both/fedavg"))
         assert "both/fedavg is a run already" in refusal(call, "run", "local", "fedavg", *SMALL, "--out", "both")
 
-    def test_a_directory_of_other_things(self, call: Call) -> None:
-        write("thesis/chapter1.tex", "Once upon a time")
-        said = refusal(call, "run", "fedavg", *SMALL, "--out", "thesis")
-        assert "thesis" in said
-        assert "resume" not in said  # there is no run to go on with
-
     def test_a_file(self, call: Call) -> None:
         write("here", "x")
         assert "here" in refusal(call, "run", "fedavg", *SMALL, "--out", "here")

@@ -112,26 +112,6 @@ class TestRun:
             assert "digits, 2 of 2 rounds, seed 0" in text
         assert sorted(os.listdir("runs")) == ["fedavg-digits-1", "fedavg-digits-2"]
 
-    def test_the_run_directory_holds_the_documented_files_and_nothing_else(self, call: Call) -> None:
-        done(call("run", "ditto", *SMALL, "--out", "here"))
-        assert set(os.listdir("here")) == FILES
-        assert files(Path("here/checkpoint")).keys() == {
-            "manifest.json",
-            "server-round-2.safetensors",
-            *(f"sites/client-{client}-round-2.safetensors" for client in range(3)),
-        }
-        assert [record["round"] for record in rounds_of("here")] == [1, 2]
-        assert os.listdir() == ["here"]
-
-    def test_a_round_is_recorded_with_its_metrics(self, call: Call) -> None:
-        done(call("run", "fedavg", *SMALL, "--out", "here"))
-        asked = {"accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "bytes_up", "bytes_down", "seconds"}
-        for record in rounds_of("here"):
-            assert asked <= record.keys()
-            assert 0 <= record["accuracy"] <= 1
-            assert record["participants"] == [0, 1, 2]
-            assert record["bytes_up"] == record["bytes_down"] == 3 * 4 * (65 * 200 + 201 * 10)
-
     def test_several_methods_are_shown_side_by_side_in_the_order_given(self, call: Call) -> None:
         text = done(call("run", "local", "fedavg", "ditto", *SMALL, "--out", "three"))
         table, _, recorded = text.partition("Recorded in")
@@ -182,18 +162,6 @@ class TestRun:
         done(call("run", file, "--evaluate-model", "local", "--engine", "in-process", "--out", "here"))
         assert settings_of("here")["evaluation"]["model"] == "local"
         assert settings_of("here")["evaluation"]["average"] == "sample"
-
-    def test_the_recorded_experiment_is_complete_and_repeats_the_run(self, call: Call) -> None:
-        done(call("run", "ditto", *SMALL, "--lr", "0.05", "--participation", "0.67", "--out", "one"))
-        settings = settings_of("one")
-        required = {name for name, field in Experiment.model_fields.items() if field.get_default() is not None}
-        assert required - {"parameters"} <= settings.keys()
-        assert settings["evaluation"].keys() == Evaluation.model_fields.keys() - {"patience"}  # which is not set
-        assert settings["parameters"] == {"lam": Ditto().lam}
-        done(call("run", "one/experiment.toml", "--out", "two"))
-        assert numbers(rounds_of("one")) == numbers(rounds_of("two"))
-        assert files(Path("one/checkpoint")) == files(Path("two/checkpoint"))
-        assert settings_of("one") == settings_of("two")
 
     def test_set_reaches_parameters_settings_and_the_evaluation(self, call: Call) -> None:
         assignments = ("lam=0.5", "lr=0.02", "evaluation.model=global", "data = digits")

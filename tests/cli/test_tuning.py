@@ -76,11 +76,6 @@ class TestTune:
         assert re.fullmatch(r"Failed: pfedme: PFedMe: no client could do its work in .+\n", answer.err)
         assert "none: all trials failed" in answer.out
 
-    def test_all_failing_is_one_sentence(self, call: Call) -> None:
-        answer = call("tune", "pfedme", *FEW, "--set", "outer_lr=1e30", "--trials", 1, "--only", "lr", "--out", "a")
-        assert answer.code == 2
-        assert answer.err.startswith("Error: All 1 trials of pfedme failed; the first one: PFedMe: no client could")
-
     @pytest.mark.parametrize(
         ("words", "said"),
         [

@@ -13,7 +13,7 @@ import fedtailor as ft
 from fedtailor.engines.simulation import Simulation
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.loop import Loop
-from tests.helpers import assert_same, digits, final
+from tests.helpers import assert_same, digits
 from tests.reference.pflego import BODY, SlowPFLEGO, after_inner_steps, gradients, logits
 
 SIZES = [13, 7, 20, 9, 5]
@@ -394,12 +394,3 @@ def test_participants_can_be_evaluated_after_their_local_work() -> None:
         loss = functional.cross_entropy(logits(x, received, watched.head(client)), y)
         assert measured.loss == pytest.approx(float(loss), abs=1e-9)
     assert set(watched.result.per_client) == set(watched.result.rounds[-1].participants)
-
-
-def test_rounds_repeat_bit_for_bit_whatever_else_was_drawn() -> None:
-    options = {"inner_steps": 3, "server_optimizer": "adam", "head_start": "uniform"}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        once = final(Watched(**options).result)
-        torch.manual_seed(2)
-        assert_same(once, final(Watched(**options).result))
