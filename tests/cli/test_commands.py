@@ -34,29 +34,14 @@ FILES = {
 }
 
 MODULES = sorted({f"fedtailor.cli.{module}" for module, _ in COMMANDS.values()})
-DEFAULTS = {
-    "--data": "digits",
-    "--data-dir": "FEDTAILOR_DATA, else ./data",
-    "--clients": "20, or as many as the data names",
-    "--partition": "dirichlet:0.3, or natural where the data names clients",
-    "--test": "0.2",
-    "--model": "mlp",
-    "--loss": "cross-entropy",
-    "--rounds": "20",
-    "--participation": "all",
-    "--lr": "0.1",
-    "--batch": "10",
-    "--seed": "0",
-    "--dtype": "float32",
-    "--device": "cpu",
-    "--engine": "auto",
-    "--workers": "as many as cores, or as the cluster has CPUs",
-    "--states": "memory",
-    "--checkpoint-every": "10",
-    "--evaluate-model": "personal",
-    "--evaluate-choose": "last",
-    "--out": "runs/METHOD-DATA-1, -2, …",
-}
+DEFAULTS = {"--data": "digits", "--data-dir": "FEDTAILOR_DATA, else ./data",
+            "--clients": "20, or as many as the data names",
+            "--partition": "dirichlet:0.3, or natural where the data names clients", "--test": "0.2", "--model": "mlp",
+            "--loss": "cross-entropy", "--rounds": "20", "--participation": "all", "--lr": "0.1", "--batch": "10",
+            "--seed": "0", "--dtype": "float32", "--device": "cpu", "--engine": "auto",
+            "--workers": "as many as cores, or as the cluster has CPUs", "--states": "memory",
+            "--checkpoint-every": "10", "--evaluate-model": "personal", "--evaluate-choose": "last",
+            "--out": "runs/METHOD-DATA-1, -2, …"}  # fmt: skip
 
 
 def cells(line: str) -> list[str]:

@@ -8,17 +8,8 @@ from torch import Tensor, nn
 import fedtailor as ft
 from tests.helpers import mean_output, quadratic_clients
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 5,
-    "model": "mlp:16",
-    "rounds": 3,
-    "epochs": 2,
-    "participation": 0.6,
-    "max_train": 60,
-    "engine": "in-process",
-    "seed": 1,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "epochs": 2,
+                         "participation": 0.6, "max_train": 60, "engine": "in-process", "seed": 1}  # fmt: skip
 MOMENTUM: dict[str, Any] = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 

@@ -45,15 +45,8 @@ TINY: dict[str, Any] = {
     "engine": "in-process",
     "seed": 4,
 }
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 5,
-    "model": "mlp:16",
-    "rounds": 3,
-    "participation": 0.6,
-    "engine": "in-process",
-    "seed": 1,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "participation": 0.6,
+                         "engine": "in-process", "seed": 1}  # fmt: skip
 MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 

@@ -30,16 +30,8 @@ from fedtailor.studies.runner import done, perform
 from tests.helpers import assert_same, files, final, numbers, rewrite
 from tests.killing import killed_while_writing
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 2,
-    "max_train": 20,
-    "model": "mlp:4",
-    "rounds": 3,
-    "epochs": 1,
-    "engine": "in-process",
-    "checkpoint_every": 2,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 2, "max_train": 20, "model": "mlp:4", "rounds": 3, "epochs": 1,
+                         "engine": "in-process", "checkpoint_every": 2}  # fmt: skip
 METHOD = "pgfed"  # it has states of clients, and diagnostics
 
 
