@@ -125,12 +125,6 @@ class TestCompare:
         assert [line.title for line in table.lines] == ["fedavg", "ditto"]  # each has a rate of its own
         assert table.lines[1].settings == {"lr": 0.0123}
 
-    def test_the_caption_names_those_that_come_with_fedtailor(self) -> None:
-        table = ft.compare(["ditto"], seeds=[0], method_settings="tuned:digits", **SMALL)
-        said = f"Settings: tuned on digits ({shipped('digits').how}); on other data they are a start, not the best."
-        for text in (str(table), table.markdown(), table.latex()):
-            assert said in " ".join(text.split())
-
     def test_a_file_may_name_them(self, tuning: str) -> None:
         asked = {"methods": ["ditto"], "settings": tuning, **SMALL}
         comparison = make_comparison(asked)

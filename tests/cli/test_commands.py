@@ -21,18 +21,6 @@ from tests.cli.calling import PROGRESS, Answer, Call, contents, done, interrupte
 from tests.helpers import files
 
 SMALL = ("--clients", 3, "--rounds", 2, "--engine", "in-process")
-FILES = {
-    "experiment.toml",
-    "about.json",
-    "partition.json",
-    "network.json",
-    "rounds.jsonl",
-    "clients.jsonl",
-    "result.json",
-    "lock",
-    "checkpoint",
-}
-
 MODULES = sorted({f"fedtailor.cli.{module}" for module, _ in COMMANDS.values()})
 DEFAULTS = {"--data": "digits", "--data-dir": "FEDTAILOR_DATA, else ./data",
             "--clients": "20, or as many as the data names",
@@ -98,6 +86,7 @@ class TestRun:
         assert sorted(os.listdir("runs")) == ["fedavg-digits-1", "fedavg-digits-2"]
 
     def test_several_methods_are_shown_side_by_side_in_the_order_given(self, call: Call) -> None:
+        Path("three").mkdir()  # an empty directory will do
         text = done(call("run", "local", "fedavg", "ditto", *SMALL, "--out", "three"))
         table, _, recorded = text.partition("Recorded in")
         places = [table.index(name) for name in ("local", "fedavg", "ditto")]
@@ -162,11 +151,6 @@ class TestRun:
         file = write("mine.toml", 'method = "ditto"\n[parameters]\nlam = 0.7\n')
         done(call("run", file, *SMALL, "--set", "parameters.lam=0.3", "--out", "here"))
         assert settings_of("here")["parameters"] == {"lam": 0.3}
-
-    def test_an_empty_directory_may_be_the_run_directory(self, call: Call) -> None:
-        Path("here").mkdir()
-        done(call("run", "fedavg", *SMALL, "--out", "here"))
-        assert set(os.listdir("here")) == FILES
 
     def test_a_method_and_a_model_of_ones_own_are_named_by_module(self, call: Call) -> None:
         write(

@@ -133,15 +133,11 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["dito"], "There is no method 'dito': did you mean 'ditto'?"),
             (["local", "local"], "'local' is named twice among the methods of the comparison."),
             (["local,ditto"], "put spaces between methods"),
             (["local", "--seeds", "0;1"], "like 0,1,2, not '0;1'"),
-            (["local", "--target", "90"], "target accuracy is 90.0"),
             (["local", "--set", "lam=3"], "no parameter or setting 'lam'"),
             (["local", "--rounds", "0"], "'rounds' is '0', but it must be at least 1"),
-            (["local", "--data", "digit"], "did you mean 'digits'"),
-            (["local", "--clients", "500"], "500 clients"),
             (["local", "nowhere.toml"], "methods or one file, not both"),
             (["nowhere.toml"], "There is no experiment file nowhere.toml"),
         ],

@@ -79,13 +79,10 @@ class TestTune:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (("--validation", 0), "Settings are chosen on validation data, and there are none"),
             (("--range", "lr"), "--range takes NAME=RANGE, like lr=0.01..1:log, not 'lr'."),
             (("--range", "lr=1"), "The range of lr is '1', but it must be like"),
-            (("--only", "mu"), "There is no setting that is searched 'mu'"),
             (("--trials", 0), "A method cannot be tuned in 0 trials: give at least 1."),
             (("--seeds", "x"), "--seeds takes whole numbers"),
-            (("--choose", "best-test"), "The rule best-test looks at test data"),
         ],
     )
     def test_what_is_wrong_is_said_in_one_sentence(self, call: Call, words: tuple, said: str) -> None:

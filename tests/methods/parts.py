@@ -10,7 +10,6 @@ from tests.helpers import mean_output, quadratic_clients
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "epochs": 2,
                          "participation": 0.6, "max_train": 60, "engine": "in-process", "seed": 1}  # fmt: skip
-MOMENTUM: dict[str, Any] = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 class Part(nn.Module):
@@ -87,7 +86,7 @@ def close(one: Tensor, other: Tensor, atol: float = 1e-9) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
-def server(result: ft.RunResult, name: str) -> Tensor:
+def server(result: ft.RunResult, name: str = "theta") -> Tensor:
     return result.server_state[name]
 
 

@@ -10,7 +10,6 @@ import fedtailor as ft
 from fedtailor.methods import CATALOGUE
 from tests.helpers import assert_same, digits, final, numbers
 from tests.methods.parts import (
-    MOMENTUM,
     SMALL,
     absent,
     close,
@@ -21,7 +20,7 @@ from tests.methods.parts import (
     server,
     unequal_clients,
 )
-from tests.methods.problems import OWN, own_label_clients, watched
+from tests.methods.problems import MOMENTUM, OWN, own_label_clients, watched
 from tests.reference.fedbabu import fedbabu, trained
 
 PARTS = {"all": slice(0, 5), "head": slice(3, 5), "body": slice(0, 3)}

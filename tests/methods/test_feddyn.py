@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
+from tests.methods.problems import MOMENTUM
 from tests.reference.feddyn import feddyn
-
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 def optimum(centres: Tensor, curvatures: Tensor) -> Tensor:

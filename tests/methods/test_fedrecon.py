@@ -9,8 +9,8 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.methods.fedrecon import FedRecon
 from tests.helpers import digits, quadratic_clients
-from tests.methods.parts import MOMENTUM, SMALL, absent, close, first, normed, personal, run_parts, server, state
-from tests.methods.problems import watched
+from tests.methods.parts import SMALL, absent, close, first, normed, personal, run_parts, server, state
+from tests.methods.problems import MOMENTUM, watched
 from tests.reference.batches import stream
 from tests.reference.fedrecon import BlockDescent, fedrecon, reconstructed
 

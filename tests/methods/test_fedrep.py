@@ -10,7 +10,6 @@ import fedtailor as ft
 from fedtailor.methods import CATALOGUE
 from tests.helpers import assert_same, digits, final
 from tests.methods.parts import (
-    MOMENTUM,
     SMALL,
     absent,
     close,
@@ -22,6 +21,7 @@ from tests.methods.parts import (
     state,
     unequal_clients,
 )
+from tests.methods.problems import MOMENTUM
 from tests.reference.batches import stream
 from tests.reference.fedrep import fedrep, refitted
 

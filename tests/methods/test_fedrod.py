@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from tests.helpers import digits
-from tests.methods.parts import MOMENTUM, SMALL, absent, close, normed, personal, server, state
+from tests.methods.parts import SMALL, absent, close, normed, personal, server, state
+from tests.methods.problems import MOMENTUM
 from tests.reference.fedrod import FedRoD
 
 FEATURES, HIDDEN, CLASSES = 6, 4, 3

@@ -10,25 +10,13 @@ from torch.nn import functional
 import fedtailor as ft
 from fedtailor.methods import find_method
 from tests.helpers import assert_same, digits, final, quadratic_clients, run_quadratic
-from tests.methods.problems import Problem, close, on_a_network, on_both, who
+from tests.methods.parts import server, state
+from tests.methods.problems import MOMENTUM, SMALL, Problem, close, on_a_network, on_both, who
 from tests.reference.batches import stream
 from tests.reference.ditto import SlowDitto
 from tests.reference.fedavg import SlowFedAvg
 from tests.reference.fedper import SlowFedPer
 from tests.reference.local import SlowLocal
-
-SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "participation": 0.6,
-                         "engine": "in-process", "seed": 1}  # fmt: skip
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
-
-
-def server(result: ft.RunResult, name: str = "theta") -> torch.Tensor:
-    return result.server_state[name]
-
-
-def state(result: ft.RunResult, client: int) -> dict[str, torch.Tensor]:
-    return result.client_state(client)
-
 
 STEPS = [{}, {"momentum": 0.6, "weight_decay": 0.1}, {"momentum": 0.6, "weight_decay": 0.1, "keep_momentum": True}]
 
@@ -175,7 +163,7 @@ def test_fedper_without_a_head_is_fedavg(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
 def test_fedper_with_everything_in_the_head_is_local(more: dict[str, Any]) -> None:
     whole, local = ft.run("fedper", **SMALL, **more, head=2), ft.run("local", **SMALL, **more)
-    for client in range(5):
+    for client in range(6):
         assert torch.equal(
             state(whole, client).get("head", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
         )
@@ -186,17 +174,17 @@ def test_fedper_shares_the_body_and_nothing_else() -> None:
     result = ft.run("fedper", **{**SMALL, "participation": "all", "rounds": 1})
     local = ft.run("local", **{**SMALL, "participation": "all", "rounds": 1})
     run = result.simulation
-    bodies = torch.stack([state(local, client)["theta"][run.server.body] for client in range(5)]).double()
+    bodies = torch.stack([state(local, client)["theta"][run.server.body] for client in range(6)]).double()
     weights = run.server.n_samples.double() / run.server.n_samples.sum()
     torch.testing.assert_close(server(result, "body").double(), weights @ bodies, rtol=0, atol=1e-6)
-    for client in range(5):
+    for client in range(6):
         assert torch.equal(state(result, client)["head"], state(local, client)["theta"][run.server.head])
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
 def test_ditto_without_its_pull_is_local_beside_fedavg(more: dict[str, Any]) -> None:
     ditto, local = ft.run("ditto", lam=0.0, **SMALL, **more), ft.run("local", **SMALL, **more)
-    for client in range(5):
+    for client in range(6):
         assert torch.equal(
             state(ditto, client).get("personal", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
         )

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import fedtailor as ft
 from tests.methods.parts import (
-    MOMENTUM,
     SMALL,
     absent,
     close,
@@ -20,6 +19,7 @@ from tests.methods.parts import (
     state,
     unequal_clients,
 )
+from tests.methods.problems import MOMENTUM
 from tests.reference.lg_fedavg import lg_fedavg
 
 

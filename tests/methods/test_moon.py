@@ -11,12 +11,12 @@ from torch.nn import functional
 
 import fedtailor as ft
 from tests.helpers import assert_same, digits, final
+from tests.methods.problems import MOMENTUM
 from tests.reference.batches import batches
 from tests.reference.moon import moon
 
 SMALL: dict[str, Any] = {"model": "mlp:12", "rounds": 4, "participation": 3, "engine": "in-process", "seed": 2}
 EXACT: dict[str, Any] = {**SMALL, "dtype": "float64", "test": 0.0, "validation": 0.0, "evaluation": {"every": 0}}
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 class Cut(nn.Module):

@@ -15,7 +15,7 @@ from fedtailor.methods.pfedmb import PFedMB, project
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.loop import Loop
 from tests.helpers import digits, final
-from tests.methods.problems import watched
+from tests.methods.problems import MOMENTUM, SMALL, watched
 from tests.reference.pfedmb import (
     Dense,
     Layers,
@@ -45,9 +45,6 @@ TINY: dict[str, Any] = {
     "engine": "in-process",
     "seed": 4,
 }
-SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "participation": 0.6,
-                         "engine": "in-process", "seed": 1}  # fmt: skip
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 def clients() -> list[tuple[Tensor, Tensor]]:
