@@ -94,7 +94,7 @@ REPEATED = {
     "test_robust_runs.py::test_the_same_bits_on_every_engine_and_after_a_resume": ("[fedavg-",),
     "test_sample_level.py::test_queries_are_counted_without_samples": ("[fedavg]", "[pflego]", "[apfl]"),
     "test_sample_level.py::test_the_same_bits_on_every_engine_and_after_resuming": ("[apfl]", "[fedavg]"),
-    "test_torch_optim.py::test_a_schedule_": ("float64",),
+    "test_torch_optim.py::test_a_schedule_within_a_round_is_that_of_torch": ("float64",),
     "test_torch_optim.py::test_fifty_steps_are_those_of_torch": ("float64]",),
 }
 
