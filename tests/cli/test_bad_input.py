@@ -29,15 +29,9 @@ def write(path: str, text: str) -> None:
         (["fedavg", "--model", "mpl"], "There is no model 'mpl': did you mean 'mlp'?"),
         (["fedavg", "--loss", "cros-entropy"], "There is no loss 'cros-entropy': did you mean 'cross-entropy'?"),
         (["fedavg", "--device", "cud"], "There is no device 'cud': did you mean 'cuda'?"),
-        (
-            ["fedavg", "--partition", "dirichelt:0.3"],
-            "There is no partition 'dirichelt': did you mean 'dirichlet'?",
-        ),
+        (["fedavg", "--partition", "dirichelt:0.3"], "There is no partition 'dirichelt': did you mean 'dirichlet'?"),
         (["ditto", "--set", "lma=1"], "There is no parameter or setting 'lma': did you mean 'lam'?"),
-        (
-            ["ditto", "--set", "parameters.lma=1"],
-            "There is no parameter of ditto 'lma': did you mean 'lam'?",
-        ),
+        (["ditto", "--set", "parameters.lma=1"], "There is no parameter of ditto 'lma': did you mean 'lam'?"),
         (
             ["fedavg", "--set", "evaluation.modle=global"],
             "There is no parameter or setting 'evaluation.modle': did you mean 'evaluation.model'?",
@@ -68,10 +62,7 @@ def test_a_name_in_a_file_that_does_not_exist(call: Call, text: str, said: str) 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
-    [
-        (["--ruonds", "3"], ["--ruonds", "--rounds"]),
-        (["--rounds"], ["--rounds", "requires an argument"]),
-    ],
+    [(["--ruonds", "3"], ["--ruonds", "--rounds"]), (["--rounds"], ["--rounds", "requires an argument"])],
 )
 def test_an_option_that_does_not_exist(call: Call, words: list[str], parts: list[str]) -> None:
     said = usage_error(call, "run", "fedavg", *words)

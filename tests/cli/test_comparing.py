@@ -60,14 +60,6 @@ class TestCompare:
         done(call("compare", "local", *SMALL, "--rounds", 1, "--seeds", "0"))
         assert sorted(os.listdir("comparisons")) == ["digits-1", "digits-2"]
 
-    def test_finished_runs_are_not_run_again(self, call: Call) -> None:
-        words = ("compare", *METHODS, *SMALL, "--seeds", "0", "--out", "here")
-        first = done(call(*words))
-        before = contents(Path("here"))
-        assert done(call(*words)) == first
-        assert done(call("compare", "here/comparison.toml", "--out", "here")) == first
-        assert contents(Path("here")) == before
-
     def test_interrupted_and_started_again_it_ends_with_the_same_table(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:

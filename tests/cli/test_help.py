@@ -8,10 +8,7 @@ import typer
 from fedtailor.cli import AT_WORK, BY_PURPOSE, COMMANDS, GROUPS, REAL_SITES, _built, app
 from tests.cli.calling import Call, done
 
-PAGES = [
-    *((name,) for name in COMMANDS),
-    *((group, name) for group, (_, table) in GROUPS.items() for name in table),
-]
+PAGES = [*((name,) for name in COMMANDS), *((group, name) for group, (_, table) in GROUPS.items() for name in table)]
 MODULES = {(name,): about[0] for name, about in COMMANDS.items()} | {
     (group, name): about[0] for group, (_, table) in GROUPS.items() for name, about in table.items()
 }

@@ -106,12 +106,7 @@ class TestLines:
         bars.remove_task(removed)
         bars.stop()
         bars.stop()
-        assert told() == [
-            "c: round 3 of 100, 0 s",
-            "d: 50 rounds",
-            "b: round 3 of 100, 0 s",
-            "a: round 3 of 100, 0 s",
-        ]
+        assert told() == ["c: round 3 of 100, 0 s", "d: 50 rounds", "b: round 3 of 100, 0 s", "a: round 3 of 100, 0 s"]
 
     def test_a_task_that_gets_another_name_begins_anew(self, bars: Timed, told: Told) -> None:
         task = bars.add_task("setting up", total=None, status="", unit="round")

@@ -13,7 +13,7 @@ from fedtailor.cli import display
 from fedtailor.cli.tune import _title
 from fedtailor.reporting.tuning_tables import tuning_table
 from fedtailor.studies.trials import Trial, Tuned
-from tests.cli.calling import Call, contents, done, interrupted_in, refusal
+from tests.cli.calling import Call, done, interrupted_in, refusal
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
 FEW = (*SMALL, "--max-train", 60, "--validation", 0.2)
@@ -42,12 +42,6 @@ class TestTune:
         assert text.endswith("Next: fedtailor compare tunings/digits-1/tuned.toml --seeds 0,1,2\n")
         table = done(call("compare", "tunings/digits-1/tuned.toml", "--seeds", "0"))
         assert "Settings chosen on validation data (3 trials a method, seed 0)." in " ".join(table.split())
-
-    def test_the_same_command_does_nothing_again(self, call: Call) -> None:
-        words = ("tune", "ditto", *FEW, "--trials", 3, "--out", "here")
-        first, before = done(call(*words)), contents(Path("here"))
-        assert done(call(*words)) == first
-        assert contents(Path("here")) == before
 
     def test_for_programs(self, call: Call) -> None:
         answer = call(

@@ -55,12 +55,7 @@ def run_parts(method: str, data: list[tuple[Tensor, Tensor]], body: int, head: i
     defaults = {"batch": "full", "lr": 0.1, "dtype": "float64", "test": 0.0, "validation": 0.0}
     defaults |= {"evaluation": {"every": 0}}  # there are no test samples
     return ft.run(
-        method,
-        data=data,
-        model=TwoParts(body, head),
-        loss=mean_output,
-        engine="in-process",
-        **{**defaults, **settings},
+        method, data=data, model=TwoParts(body, head), loss=mean_output, engine="in-process", **{**defaults, **settings}
     )
 
 

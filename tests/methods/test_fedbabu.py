@@ -9,17 +9,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.methods import CATALOGUE
 from tests.helpers import assert_same, digits, final, numbers
-from tests.methods.parts import (
-    SMALL,
-    absent,
-    close,
-    first,
-    normed,
-    personal,
-    run_parts,
-    server,
-    unequal_clients,
-)
+from tests.methods.parts import SMALL, absent, close, first, normed, personal, run_parts, server, unequal_clients
 from tests.methods.problems import MOMENTUM, OWN, own_label_clients, watched
 from tests.reference.fedbabu import fedbabu, trained
 

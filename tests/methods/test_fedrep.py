@@ -9,18 +9,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.methods import CATALOGUE
 from tests.helpers import assert_same, digits, final
-from tests.methods.parts import (
-    SMALL,
-    absent,
-    close,
-    first,
-    normed,
-    personal,
-    run_parts,
-    server,
-    state,
-    unequal_clients,
-)
+from tests.methods.parts import SMALL, absent, close, first, normed, personal, run_parts, server, state, unequal_clients
 from tests.methods.problems import MOMENTUM
 from tests.reference.batches import stream
 from tests.reference.fedrep import fedrep, refitted

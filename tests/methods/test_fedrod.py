@@ -98,13 +98,6 @@ def test_classes_that_a_client_lacks_are_left_alone() -> None:
     assert phi.abs().min() > 0
 
 
-def test_a_new_client_has_the_generic_model() -> None:
-    result = ft.run("fedrod", **{**SMALL, "participation": 1, "rounds": 1})
-    (old,) = result.rounds[0].participants
-    assert torch.equal(personal(result, absent(result)[0]), server(result, "theta"))
-    assert not torch.equal(personal(result, old), server(result, "theta"))
-
-
 def softmaxed() -> nn.Module:
     return nn.Sequential(*network(), nn.LogSoftmax(1))
 

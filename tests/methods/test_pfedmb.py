@@ -102,10 +102,7 @@ def test_agrees_with_a_second_implementation(options: dict[str, Any], layers: La
         layers,
         data,
         as_branches(states[0]["W"], layers),
-        **{
-            "alpha_lr": 0.2,
-            **{name: value for name, value in options.items() if name != "branches"},
-        },
+        **{"alpha_lr": 0.2, **{name: value for name, value in options.items() if name != "branches"}},
         **{name: TINY[name] for name in ("seed", "epochs", "batch", "lr")},
     )
     for record, state in zip(result.rounds, states[1:], strict=True):
