@@ -31,6 +31,14 @@ class _Half:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def in_a_process(work: Callable[[], object], code: int = 0) -> None:
+    """Do this work in a process that is to end with this code."""
+    process = get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == code
+
+
 def killed_while_writing(name: str, work: Callable[[], object]) -> None:
     """Do this work in a process that is killed when half of the first file whose name has `name` in it is written."""
 
@@ -44,7 +52,4 @@ def killed_while_writing(name: str, work: Callable[[], object]) -> None:
         files._open = half
         work()
 
-    process = get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL, "the work was done without writing such a file"
+    in_a_process(child, -signal.SIGKILL)

@@ -11,8 +11,7 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor import method
 from fedtailor.messages.store import Store
-from fedtailor.method import Server, Total, Uploads, check_upload, room
-from fedtailor.methods import CATALOGUE
+from fedtailor.method import Server, Total, Uploads, room
 from fedtailor.server.setup import describe_uploads
 from fedtailor.training.layout import Layout
 from fedtailor.training.optimizer import server_step
@@ -125,32 +124,6 @@ def test_a_method_says_what_leaves_a_client_and_who_sees_it() -> None:
     }
     assert Declaring().uploaded == {"theta", "step", "branches", "weights", "gradient"}
     assert Declaring().means == ["theta", "step", "branches"]
-
-
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_every_method_of_the_catalogue_declares_its_uploads(name: str) -> None:
-    found = CATALOGUE[name]()
-    assert all(isinstance(how, ft.Mean | ft.Each) for how in found.uploads.values())
-
-
-def test_an_upload_that_is_not_what_was_declared_is_refused() -> None:
-    upload = dict.fromkeys(("theta", "step", "branches", "weights", "gradient"), torch.ones(1))
-    check_upload(Declaring(), upload)
-    with pytest.raises(ValueError, match="its upload has 'extra', which Declaring does not declare in `uploads`"):
-        check_upload(Declaring(), {**upload, "extra": torch.ones(1)})
-    for name in upload:
-        with pytest.raises(ValueError, match=f"its upload lacks '{name}', which Declaring declares in `uploads`"):
-            check_upload(Declaring(), {key: value for key, value in upload.items() if key != name})
-
-
-@pytest.mark.parametrize("engine", ["in-process", "processes"])
-def test_an_undeclared_upload_never_reaches_the_server(engine: str) -> None:
-    class Leaking(ft.Method):
-        def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
-            return {"theta": message["theta"], "secret": torch.ones(3)}
-
-    with pytest.raises(ft.FedtailorError, match="its upload has 'secret', which Leaking does not declare in `uploads`"):
-        ft.run(Leaking(), data="digits", clients=2, rounds=1, model="mlp:4", on_failure="stop", engine=engine)
 
 
 def test_a_message_for_each_participant_and_for_nobody_else() -> None:

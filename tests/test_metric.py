@@ -75,11 +75,7 @@ def test_the_metric_of_auto_depends_on_the_targets() -> None:
     [
         ("acuracy", "classes", "There is no metric 'acuracy': did you mean 'accuracy'"),
         ("rmse", "classes", "rmse is not defined for targets that are classes: take one of accuracy, "),
-        (
-            "accuracy",
-            "numbers",
-            "not defined for targets that are numbers: take one of rmse, mae, r2, loss",
-        ),
+        ("accuracy", "numbers", "not defined for targets that are numbers: take one of rmse, mae, r2, loss"),
         ("log_loss", "labels", "log_loss is not defined for targets that are several labels a sample: take one of f1"),
         ("accuracy", None, "accuracy is not defined for these outputs of the network: take one of loss"),
     ],

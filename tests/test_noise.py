@@ -10,10 +10,7 @@ from torch import Tensor
 from fedtailor.privacy.noise import Noise
 from fedtailor.training.streams import torch_stream
 
-SOURCES: dict[str, Callable[[], Noise]] = {
-    "stream": lambda: Noise(torch_stream(3, "privacy", 1, 2)),
-    "system": Noise,
-}
+SOURCES: dict[str, Callable[[], Noise]] = {"stream": lambda: Noise(torch_stream(3, "privacy", 1, 2)), "system": Noise}
 both = pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
 
 

@@ -115,6 +115,7 @@ def test_a_run_needs_no_extra_and_no_scikit_learn(data: list[str], tmp_path: Pat
     assert "Recorded in here" in in_a_process_without_extras(program, *words, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_only_the_modules_of_an_extra_need_it(tmp_path: Path) -> None:
     program = (
         "import importlib, pkgutil, fedtailor\n"

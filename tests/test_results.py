@@ -103,6 +103,7 @@ def test_differences_from_the_paper(ours: float | None, paper: str, text: str) -
     assert difference({"ours": ours, "paper": paper}) == text
 
 
+@pytest.mark.slow
 def test_far_numbers_are_explained() -> None:
     for study in (study for study in studies() if "preset" in study):
         cells = [cell for row in reproduction(study).outcome()["rows"] for cell in row["cells"]]

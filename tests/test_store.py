@@ -15,7 +15,11 @@ from fedtailor.messages.store import Store
 from tests.helpers import assert_same
 from tests.killing import killed_while_writing
 
-BOTH = pytest.mark.parametrize("on_disk", [False, True])
+
+@pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store of clients' states whose files are in `tmp_path`."""
+    return Store(tmp_path, "client", request.param)
 
 
 def state(value: float) -> State:
@@ -30,12 +34,16 @@ def file(number: int, round: int, owner: str = "client") -> str:
     return f"{owner}-{number}-round-{round}.safetensors"
 
 
+def checkpointed(store: Store) -> None:
+    """Do to a store what a checkpoint does."""
+    store.save()
+    store.prune()
+
+
 # --- proposals ---
 
 
-@BOTH
-def test_a_proposal_is_not_current_before_it_is_accepted(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_proposal_is_not_current_before_it_is_accepted(store: Store, tmp_path: Path) -> None:
     assert store.get(0) == {}
     assert store.propose(0, state(1), 1) == 1
     assert store.get(0) == {}
@@ -52,9 +60,7 @@ def test_a_proposal_is_not_current_before_it_is_accepted(on_disk: bool, tmp_path
     assert store.current == {0: 2}
 
 
-@BOTH
-def test_only_those_are_accepted_who_are_named(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_only_those_are_accepted_who_are_named(store: Store, tmp_path: Path) -> None:
     for number in range(3):
         store.propose(number, state(number), 1)
     store.accept([0, 2])
@@ -62,10 +68,8 @@ def test_only_those_are_accepted_who_are_named(on_disk: bool, tmp_path: Path) ->
     assert store.get(1) == {}
 
 
-@BOTH
-def test_a_version_that_the_server_names_becomes_current(on_disk: bool, tmp_path: Path) -> None:
+def test_a_version_that_the_server_names_becomes_current(store: Store, tmp_path: Path) -> None:
     """A site that never heard that its round counted learns it from the next request."""
-    store = Store(tmp_path, "client", on_disk)
     store.put(0, state(1), 1)
     store.propose(0, state(4), 4)
     assert_same(store.at(0, 4), state(4))
@@ -73,25 +77,21 @@ def test_a_version_that_the_server_names_becomes_current(on_disk: bool, tmp_path
     assert_same(store.at(0, 4), state(4))  # and asked for once more
 
 
-@BOTH
-def test_a_later_proposal_that_never_counted_is_dropped(on_disk: bool, tmp_path: Path) -> None:
+def test_a_later_proposal_that_never_counted_is_dropped(store: Store, tmp_path: Path) -> None:
     """A site that ran ahead steps back."""
-    store = Store(tmp_path, "client", on_disk)
     store.put(0, state(1), 1)
     store.propose(0, state(4), 4)
     assert_same(store.at(0, 1), state(1))
     store.accept([0])  # nothing is left to be accepted
     assert_same(store.get(0), state(1))
     assert store.current == {0: 1}
-    if on_disk:
+    if store.on_disk:
         assert names(tmp_path) == {file(0, 1)}
     with pytest.raises(ft.FedtailorError):
         store.at(0, 4)
 
 
-@BOTH
-def test_a_first_proposal_that_never_counted_is_dropped(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_first_proposal_that_never_counted_is_dropped(store: Store, tmp_path: Path) -> None:
     store.propose(0, state(1), 1)
     assert store.at(0, NEVER) == {}
     store.accept([0])
@@ -99,22 +99,18 @@ def test_a_first_proposal_that_never_counted_is_dropped(on_disk: bool, tmp_path:
     assert names(tmp_path) == set()
 
 
-@BOTH
-def test_another_proposal_takes_the_place_of_the_first(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_another_proposal_takes_the_place_of_the_first(store: Store, tmp_path: Path) -> None:
     store.propose(0, state(1), 1)
     store.propose(0, state(2), 2)
     store.accept([0])
     assert_same(store.get(0), state(2))
     assert store.current == {0: 2}
-    if on_disk:
+    if store.on_disk:
         assert names(tmp_path) == {file(0, 2)}
 
 
-@BOTH
 @pytest.mark.parametrize("version", [2, 5])
-def test_a_version_that_is_not_here_is_refused_in_one_sentence(on_disk: bool, version: int, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_version_that_is_not_here_is_refused_in_one_sentence(store: Store, version: int, tmp_path: Path) -> None:
     store.put(7, state(3), 3)
     says = rf"^The state of round {version} is not here: client 7 has lost it, or is another one\.$"
     with pytest.raises(ft.FedtailorError, match=says):
@@ -122,9 +118,7 @@ def test_a_version_that_is_not_here_is_refused_in_one_sentence(on_disk: bool, ve
     assert_same(store.at(7, 3), state(3))
 
 
-@BOTH
-def test_a_state_that_the_server_does_not_know_of_is_named(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_state_that_the_server_does_not_know_of_is_named(store: Store, tmp_path: Path) -> None:
     store.put(7, state(3), 3)
     with pytest.raises(ft.FedtailorError, match=r"^client 7 has a state of round 3 that the server does not know"):
         store.at(7, NEVER)
@@ -137,9 +131,7 @@ def test_a_version_of_a_client_that_has_no_state_is_refused() -> None:
     assert Store(None, "client").at(0, NEVER) == {}
 
 
-@BOTH
-def test_a_client_that_keeps_nothing_leaves_no_trace(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_client_that_keeps_nothing_leaves_no_trace(store: Store, tmp_path: Path) -> None:
     assert store.propose(0, {}, 1) == NEVER
     store.accept([0])
     store.save()
@@ -148,22 +140,18 @@ def test_a_client_that_keeps_nothing_leaves_no_trace(on_disk: bool, tmp_path: Pa
     assert store.at(0, NEVER) == {}
 
 
-@BOTH
-def test_a_state_that_becomes_empty_replaces_the_old_one(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_state_that_becomes_empty_replaces_the_old_one(store: Store, tmp_path: Path) -> None:
     store.put(0, state(1), 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert store.propose(0, {}, 2) == 2
     assert_same(store.get(0), state(1))
     store.accept([0])
     assert store.get(0) == {}
     assert store.current == {0: 2}
     assert store.at(0, 2) == {}
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert names(tmp_path) == {file(0, 2)}
-    for again in (Store(tmp_path, "client", on_disk), Store(tmp_path, "client", not on_disk)):
+    for again in (Store(tmp_path, "client", store.on_disk), Store(tmp_path, "client", not store.on_disk)):
         again.restore({0: 2})
         assert again.get(0) == {}
         assert again.at(0, 2) == {}
@@ -187,8 +175,7 @@ def test_without_a_directory_nothing_is_saved(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     store = Store(None, "client")
     store.put(0, state(1), 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert names(tmp_path) == set()
     assert_same(store.get(0), state(1))
 
@@ -202,13 +189,10 @@ def go_back(store: Store) -> State:
     return store.get(0)
 
 
-@BOTH
-def test_what_is_saved_comes_back(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_what_is_saved_comes_back(store: Store, tmp_path: Path) -> None:
     for number in range(5):
         store.put(number, state(number), number + 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     versions = dict(store.current)
     for other in (False, True):  # a run may go on in memory or on disk, as it likes
         again = Store(tmp_path, "client", other)
@@ -219,19 +203,16 @@ def test_what_is_saved_comes_back(on_disk: bool, tmp_path: Path) -> None:
             assert_same(again.at(number, number + 1), state(number))
 
 
-@BOTH
-def test_what_the_last_manifest_names_stays_until_the_next_is_written(on_disk: bool, tmp_path: Path) -> None:
+def test_what_the_last_manifest_names_stays_until_the_next_is_written(store: Store, tmp_path: Path) -> None:
     """`prune` comes after the manifest; before it, both versions are there."""
-    store = Store(tmp_path, "client", on_disk)
     store.put(0, state(1), 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     for round in (2, 3):
         store.put(0, state(round), round)
-    assert names(tmp_path) == ({file(0, 1), file(0, 3)} if on_disk else {file(0, 1)})
+    assert names(tmp_path) == ({file(0, 1), file(0, 3)} if store.on_disk else {file(0, 1)})
     store.save()
     assert names(tmp_path) == {file(0, 1), file(0, 3)}
-    crashed = Store(tmp_path, "client", on_disk)
+    crashed = Store(tmp_path, "client", store.on_disk)
     crashed.restore({0: 1}, sweep=False)
     assert_same(crashed.get(0), state(1))
     store.prune()
@@ -239,23 +220,18 @@ def test_what_the_last_manifest_names_stays_until_the_next_is_written(on_disk: b
     assert_same(store.get(0), state(3))
 
 
-@BOTH
-def test_a_state_that_a_manifest_names_outlives_a_proposal_of_the_same_number(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_state_that_a_manifest_names_outlives_a_proposal_of_the_same_number(store: Store, tmp_path: Path) -> None:
     store.put(0, state(1), 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     store.propose(0, state(2), 2)
     store.at(0, 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert names(tmp_path) == {file(0, 1)}
     assert_same(store.get(0), state(1))
 
 
-@BOTH
 def test_only_what_changed_is_written_and_made_durable(
-    on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     durable: list[str] = []
     fsync = os.fsync
@@ -266,27 +242,22 @@ def test_only_what_changed_is_written_and_made_durable(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    store = Store(tmp_path, "client", on_disk)
     for number in range(40):
         store.put(number, state(number), 1)
     assert durable == []  # a round does not wait for the disk
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert durable.pop() == "its directory"  # behind the files whose names it has
     assert sorted(durable) == sorted(names(tmp_path)) == sorted(file(number, 1) for number in range(40))
     durable.clear()
     store.put(3, state(9), 2)
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert durable == [file(3, 2), "its directory"]
     durable.clear()
     store.save()
     assert durable == []
 
 
-@BOTH
-def test_going_back_sweeps_what_does_not_count_and_nothing_else(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_going_back_sweeps_what_does_not_count_and_nothing_else(store: Store, tmp_path: Path) -> None:
     for number in range(3):
         store.put(number, state(number), 1)
     store.save()
@@ -294,23 +265,20 @@ def test_going_back_sweeps_what_does_not_count_and_nothing_else(on_disk: bool, t
     foreign = ["notes.txt", file(0, 2, "server"), "client-x-round-1.safetensors", "client-1-round-2.safetensors.old"]
     for name in left + foreign:
         (tmp_path / name).write_bytes(b"half")
-    looking = Store(tmp_path, "client", on_disk)
+    looking = Store(tmp_path, "client", store.on_disk)
     looking.restore({0: 1, 1: 1}, sweep=False)
     assert set(left) < names(tmp_path)  # who looks removes nothing
     assert_same(looking.get(1), state(1))
-    again = Store(tmp_path, "client", on_disk)
+    again = Store(tmp_path, "client", store.on_disk)
     again.restore({0: 1, 1: 1})
     assert names(tmp_path) == {file(0, 1), file(1, 1), *foreign}
     assert again.get(2) == {}
     assert again.current == {0: 1, 1: 1}
 
 
-@BOTH
-def test_going_back_forgets_what_came_after(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_going_back_forgets_what_came_after(store: Store, tmp_path: Path) -> None:
     store.put(0, state(1), 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     store.put(0, state(2), 2)
     store.put(1, state(2), 2)
     store.propose(0, state(3), 3)
@@ -319,8 +287,7 @@ def test_going_back_forgets_what_came_after(on_disk: bool, tmp_path: Path) -> No
     assert store.current == {0: 1}
     assert_same(store.get(0), state(1))
     assert store.get(1) == {}
-    store.save()
-    store.prune()
+    checkpointed(store)
     assert names(tmp_path) == {file(0, 1)}
 
 
@@ -333,26 +300,22 @@ def test_going_back_forgets_what_came_after(on_disk: bool, tmp_path: Path) -> No
         ({"sender": "client-0"}, "its round is None, not 4"),
     ],
 )
-@BOTH
 def test_a_file_of_another_client_or_round_is_refused(
-    on_disk: bool, header: dict[str, str | int], says: str, tmp_path: Path
+    store: Store, header: dict[str, str | int], says: str, tmp_path: Path
 ) -> None:
     (tmp_path / file(0, 4)).write_bytes(frame(state(1), **header))
-    store = Store(tmp_path, "client", on_disk)
     with pytest.raises(ft.FedtailorError, match=rf"client-0-round-4\.safetensors is not what it should be: {says}"):
         go_back(store)
 
 
-@BOTH
 @pytest.mark.parametrize("content", [b"", b"\x00" * 7, b"\xff" * 100, "half", "foreign", None])
-def test_a_damaged_or_missing_file_is_named(on_disk: bool, content: bytes | str | None, tmp_path: Path) -> None:
+def test_a_damaged_or_missing_file_is_named(store: Store, content: bytes | str | None, tmp_path: Path) -> None:
     from safetensors.torch import save
 
     whole = frame(state(1), sender="client-0", round=4)
     if content is not None:
         found = {"half": whole[: len(whole) - 5], "foreign": save(state(1))}
         (tmp_path / file(0, 4)).write_bytes(content if isinstance(content, bytes) else found[content])
-    store = Store(tmp_path, "client", on_disk)
     with pytest.raises(ft.FedtailorError, match=r"client-0-round-4\.safetensors cannot be read"):
         go_back(store)
 
@@ -437,12 +400,9 @@ def test_the_final_name_never_has_part_of_a_file(tmp_path: Path, monkeypatch: py
     assert seen == [file(0, 1)]
 
 
-@BOTH
-def test_a_kill_in_the_middle_of_writing_leaves_the_old_state(on_disk: bool, tmp_path: Path) -> None:
-    store = Store(tmp_path, "client", on_disk)
+def test_a_kill_in_the_middle_of_writing_leaves_the_old_state(store: Store, tmp_path: Path) -> None:
     store.put(0, state(1), 1)
-    store.save()
-    store.prune()
+    checkpointed(store)
     before = (tmp_path / file(0, 1)).read_bytes()
 
     def work() -> None:
@@ -458,7 +418,7 @@ def test_a_kill_in_the_middle_of_writing_leaves_the_old_state(on_disk: bool, tmp
 
     killed_while_writing("client-0-round-1", again)
     assert (tmp_path / file(0, 1)).read_bytes() == before
-    after = Store(tmp_path, "client", on_disk)
+    after = Store(tmp_path, "client", store.on_disk)
     after.restore({0: 1})
     assert_same(after.get(0), state(1))
     assert names(tmp_path) == {file(0, 1)}

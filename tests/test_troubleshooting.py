@@ -305,6 +305,7 @@ def test_a_quoted_message_is_what_bad_input_gets(words: str, call: Call, monkeyp
         else:
             said = [str(warning.message) for warning in warned]
     assert any(matches(quote, message) for message in said), said
+    assert warned or "no client" in words or not re.search(r"[.?!] [A-Z]", said[0]), "more than one sentence"
 
 
 @pytest.mark.parametrize("quote", [quote for quote in QUOTES if not any(words in quote for words in PROVOKED)])

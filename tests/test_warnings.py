@@ -50,6 +50,7 @@ def test_so_is_a_limit_that_is_reached() -> None:
     assert [warning.filename for warning in caught] == [__file__]
 
 
+@pytest.mark.slow
 def test_what_python_prints_has_no_line_of_the_library(tmp_path: Path) -> None:
     program = tmp_path / "mine.py"
     program.write_text(PROGRAM)

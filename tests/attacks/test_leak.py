@@ -65,6 +65,7 @@ def test_every_attack_copies_one_sample(attack: Attack) -> None:
     assert found.rows[0].labels == 1.0
 
 
+@pytest.mark.slow
 def test_pgfeds_gradient_tells_after_five_epochs_what_fedavg_tells_after_one_step() -> None:
     one_step, gradient = attacked("fedavg", steps=1).rows[0], attacked("pgfed").rows[0]
     assert max(one_step.mse, gradient.mse) < 1e-7
@@ -74,6 +75,7 @@ def test_pgfeds_gradient_tells_after_five_epochs_what_fedavg_tells_after_one_ste
     assert gradient.mse < followed.mse < 1e-2 * mean_gradient.mse  # step by step
 
 
+@pytest.mark.slow
 def test_an_unknown_head_does_not_hide_one_sample_but_its_label() -> None:
     found = attacked("pflego")
     row, known = found.rows[0], attacked("fedavg", steps=1).rows[0]

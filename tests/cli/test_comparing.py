@@ -60,35 +60,6 @@ class TestCompare:
         done(call("compare", "local", *SMALL, "--rounds", 1, "--seeds", "0"))
         assert sorted(os.listdir("comparisons")) == ["digits-1", "digits-2"]
 
-    def test_finished_runs_are_not_run_again(self, call: Call) -> None:
-        words = ("compare", *METHODS, *SMALL, "--seeds", "0", "--out", "here")
-        first = done(call(*words))
-        before = contents(Path("here"))
-        assert done(call(*words)) == first
-        assert done(call("compare", "here/comparison.toml", "--out", "here")) == first
-        assert contents(Path("here")) == before
-
-    def test_methods_and_seeds_are_added(self, call: Call) -> None:
-        done(call("compare", "local", *SMALL, "--seeds", "0", "--out", "here"))
-        before = contents(Path("here/runs"))
-        done(call("compare", "here/comparison.toml", "--seeds", "0,1", "--out", "here"))
-        text = done(call("compare", "local", "fedavg", *SMALL, "--seeds", "0,1", "--out", "here"))
-        assert "seeds 0, 1" in text
-        assert {name: contents(Path("here/runs")).get(name) for name in before} == before
-        assert len(os.listdir("here/runs")) == 4
-        said = refusal(call, "compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", "here")
-        assert said == (
-            "here has local among its methods: a comparison can only get more of them, so name it too, or choose "
-            "another --out."
-        )
-
-    def test_another_target_makes_another_table_of_the_same_runs(self, call: Call) -> None:
-        words = ("compare", "local", "ditto", *SMALL, "--seeds", "0", "--out", "here")
-        done(call(*words))
-        before = contents(Path("here/runs"))
-        assert "0.1 %" in done(call(*words, "--target", 0.001, "--workers", 1))
-        assert contents(Path("here/runs")) == before
-
     def test_interrupted_and_started_again_it_ends_with_the_same_table(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -154,15 +125,11 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["dito"], "There is no method 'dito': did you mean 'ditto'?"),
             (["local", "local"], "'local' is named twice among the methods of the comparison."),
             (["local,ditto"], "put spaces between methods"),
             (["local", "--seeds", "0;1"], "like 0,1,2, not '0;1'"),
-            (["local", "--target", "90"], "target accuracy is 90.0"),
             (["local", "--set", "lam=3"], "no parameter or setting 'lam'"),
             (["local", "--rounds", "0"], "'rounds' is '0', but it must be at least 1"),
-            (["local", "--data", "digit"], "did you mean 'digits'"),
-            (["local", "--clients", "500"], "500 clients"),
             (["local", "nowhere.toml"], "methods or one file, not both"),
             (["nowhere.toml"], "There is no experiment file nowhere.toml"),
         ],

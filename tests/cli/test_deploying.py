@@ -17,15 +17,8 @@ from fedtailor.model_files.format import HEADER
 from fedtailor.server.records import RoundRecord
 from tests.cli.calling import Call, contents, done, refusal
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 6,
-    "new_clients": 2,
-    "model": "mlp:16",
-    "rounds": 2,
-    "engine": "in-process",
-    "seed": 1,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "new_clients": 2, "model": "mlp:16", "rounds": 2,
+                         "engine": "in-process", "seed": 1}  # fmt: skip
 
 
 @pytest.fixture

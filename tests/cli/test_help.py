@@ -8,10 +8,7 @@ import typer
 from fedtailor.cli import AT_WORK, BY_PURPOSE, COMMANDS, GROUPS, REAL_SITES, _built, app
 from tests.cli.calling import Call, done
 
-PAGES = [
-    *((name,) for name in COMMANDS),
-    *((group, name) for group, (_, table) in GROUPS.items() for name in table),
-]
+PAGES = [*((name,) for name in COMMANDS), *((group, name) for group, (_, table) in GROUPS.items() for name in table)]
 MODULES = {(name,): about[0] for name, about in COMMANDS.items()} | {
     (group, name): about[0] for group, (_, table) in GROUPS.items() for name, about in table.items()
 }
@@ -52,6 +49,7 @@ def test_there_are_no_types_no_frames_and_no_dots_for_what_is_cut(words: tuple[s
 
 def test_commands_stand_in_groups_by_purpose(call: Call) -> None:
     page = done(call("--help"))
+    assert done(call("-h")) == page
     found = sections(page)
     assert list(found) == [*BY_PURPOSE, REAL_SITES, "Options", "Output"]
     for title, commands in [*BY_PURPOSE.items(), (REAL_SITES, GROUPS)]:

@@ -92,23 +92,6 @@ def test_a_run_that_stops_early_says_so_everywhere(call: Call) -> None:
     assert "is not finished" not in page
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("run", "fedavg", *SMALL, "--metric", "acuracy"), "did you mean 'accuracy'"),
-        (("run", "fedavg", *SMALL, "--metric", "rmse"), "rmse is not defined for targets that are classes"),
-        (("run", "fedavg", *SMALL, "--patience", "2", "--validation", "0"), "No client has validation samples to stop"),
-        (("run", "fedavg", *SMALL, "--patience", "0"), "must be at least 1"),
-        (("compare", "local", *COMPARED, "--target", "90"), "The target accuracy is 90.0, but it must be above 0"),
-        (("advise", "--metric", "rmse", "--clients", "4"), "rmse is not defined for targets that are classes"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_written(call: Call, words: tuple[object, ...], said: str) -> None:
-    assert said in refusal(call, *words)
-    assert not Path("runs").exists()
-    assert not Path("comparisons").exists()
-
-
 def test_advice_by_another_metric(call: Call) -> None:
     words = ("advise", *SMALL[:-2], "--method", "local", "--budget", 1, "--metric", "log_loss")
     text = done(call(*words))

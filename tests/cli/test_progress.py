@@ -3,6 +3,7 @@
 import io
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,17 @@ from tests.cli.calling import Answer, Call, done, interrupted_in, refusal
 SMALL = ("--clients", 3, "--epochs", 1, "--model", "mlp:4", "--engine", "in-process")
 
 
-class Clock:
-    """A clock that the test moves."""
+Told = Callable[[], list[str]]
+
+
+class Timed(display.Bars):
+    """Bars by a clock that the test moves."""
 
     now = 0.0
 
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+    def __init__(self) -> None:
+        super().__init__()
+        self.get_time, self._last = lambda: self.now, self.now  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +35,20 @@ def _switches() -> None:
 
 
 @pytest.fixture
-def bars(clock: Clock, capsys: pytest.CaptureFixture[str]) -> display.Bars:
-    made = display.Bars()
-    made.get_time, made._last = clock, clock.now  # type: ignore[method-assign]
-    return made
+def bars(capsys: pytest.CaptureFixture[str]) -> Timed:
+    return Timed()
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    out, err = capsys.readouterr()
-    assert out == ""
-    return err.splitlines()
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """`told()`: the lines of stderr since it was called last; there is nothing on stdout."""
+
+    def lines() -> list[str]:
+        out, err = capsys.readouterr()
+        assert out == ""
+        return err.splitlines()
+
+    return lines
 
 
 @pytest.fixture
@@ -57,89 +61,66 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 class TestLines:
-    def test_ten_lines_a_task_and_those_of_its_begin(
-        self, bars: display.Bars, clock: Clock, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_ten_lines_a_task_and_those_of_its_begin(self, bars: Timed, told: Told) -> None:
         task = bars.add_task("fedavg", total=100, status="", unit="round")
         for number in range(1, 101):
-            clock.now = 3.5 * number
+            bars.now = 3.5 * number
             bars.update(task, completed=number, status="accuracy 71.2 %  1.2 MB")
-        told = lines(capsys)
-        assert told[:2] == [
+        found = told()
+        assert found[:2] == [
             "fedavg: 100 rounds",
             "fedavg: round 10 of 100, accuracy 71.2 %, 1.2 MB, 35 s, about 5 min left",
         ]
-        assert [int(re.findall(r"round (\d+)", line)[0]) for line in told[1:]] == list(range(10, 101, 10))
-        assert told[-1] == "fedavg: round 100 of 100, accuracy 71.2 %, 1.2 MB, 6 min"
+        assert [int(re.findall(r"round (\d+)", line)[0]) for line in found[1:]] == list(range(10, 101, 10))
+        assert found[-1] == "fedavg: round 100 of 100, accuracy 71.2 %, 1.2 MB, 6 min"
 
-    def test_one_a_minute_of_long_rounds(
-        self, bars: display.Bars, clock: Clock, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        ("total", "done", "seconds", "said"),
+        [(1000, 7, 25.0, [3, 6]), (20, 20, 0.1, [10, 20])],  # one a minute of long rounds; quick ones do not fill a log
+    )
+    def test_so_many_as_can_be_read(
+        self, total: int, done: int, seconds: float, said: list[int], bars: Timed, told: Told
     ) -> None:
-        task = bars.add_task("fedavg", total=1000, status="", unit="round")
-        for number in range(1, 8):
-            clock.now = 25.0 * number
+        task = bars.add_task("fedavg", total=total, status="", unit="round")
+        for number in range(1, done + 1):
+            bars.now = seconds * number
             bars.update(task, completed=number)
-        found = [line.partition(",")[0] for line in lines(capsys)[1:]]
-        assert found == ["fedavg: round 3 of 1000", "fedavg: round 6 of 1000"]
+        found = [line.partition(",")[0] for line in told()[1:]]
+        assert found == [f"fedavg: round {number} of {total}" for number in said]
 
-    def test_quick_rounds_do_not_fill_a_log(
-        self, bars: display.Bars, clock: Clock, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        task = bars.add_task("fedavg", total=20, status="", unit="round")
-        for number in range(1, 21):
-            clock.now = 0.1 * number
-            bars.update(task, completed=number)
-        found = [line.partition(",")[0] for line in lines(capsys)[1:]]
-        assert found == ["fedavg: round 10 of 20", "fedavg: round 20 of 20"]
-
-    def test_a_run_that_goes_on_begins_where_it_was(
-        self, bars: display.Bars, clock: Clock, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_run_that_goes_on_begins_where_it_was(self, bars: Timed, told: Told) -> None:
         task = bars.add_task("runs/one", total=None, status="setting up", unit="round")
-        assert lines(capsys) == []
+        assert told() == []
         bars.update(task, total=20, completed=10, status="")
-        clock.now = 10
+        bars.now = 10
         bars.update(task, completed=15)
-        assert lines(capsys) == ["runs/one: round 10 of 20", "runs/one: round 15 of 20, 10 s, about 10 s left"]
+        assert told() == ["runs/one: round 10 of 20", "runs/one: round 15 of 20, 10 s, about 10 s left"]
 
-    def test_what_ends_early_has_a_last_line(
-        self, bars: display.Bars, clock: Clock, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_ends_early_has_a_last_line(self, bars: Timed, told: Told) -> None:
         stopped, removed, again = (bars.add_task(name, total=100, status="", unit="round") for name in "abc")
         for task in (stopped, removed, again):
             bars.update(task, completed=3)
-        lines(capsys)
+        told()
         bars.reset(again, total=50, description="d", status="")
         bars.remove_task(removed)
         bars.stop()
         bars.stop()
-        assert lines(capsys) == [
-            "c: round 3 of 100, 0 s",
-            "d: 50 rounds",
-            "b: round 3 of 100, 0 s",
-            "a: round 3 of 100, 0 s",
-        ]
+        assert told() == ["c: round 3 of 100, 0 s", "d: 50 rounds", "b: round 3 of 100, 0 s", "a: round 3 of 100, 0 s"]
 
-    def test_a_task_that_gets_another_name_begins_anew(
-        self, bars: display.Bars, clock: Clock, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_task_that_gets_another_name_begins_anew(self, bars: Timed, told: Told) -> None:
         task = bars.add_task("setting up", total=None, status="", unit="round")
         for name in ("fedavg", "ditto"):
             bars.update(task, description=name, completed=1, total=4)
-        assert lines(capsys) == ["fedavg: round 1 of 4", "ditto: round 1 of 4"]
+        assert told() == ["fedavg: round 1 of 4", "ditto: round 1 of 4"]
 
-    def test_names_of_strangers_do_not_steer_the_terminal(
-        self, bars: display.Bars, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_names_of_strangers_do_not_steer_the_terminal(self, bars: Timed, told: Told) -> None:
         bars.add_task("\x1b[2J[bold]x", total=1, status="", unit="round")
-        assert lines(capsys) == ["\\x1b[2J[bold]x: 1 round"]
+        assert told() == ["\\x1b[2J[bold]x: 1 round"]
 
-    def test_none_at_a_terminal_where_there_are_bars(
-        self, terminal: io.StringIO, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_none_at_a_terminal_where_there_are_bars(self, terminal: io.StringIO, told: Told) -> None:
         with display.progress_bars() as bars:
             bars.update(bars.add_task("fedavg", total=1, status="", unit="round"), completed=1)
-        assert lines(capsys) == []
+        assert told() == []
         assert "━" in terminal.getvalue()
         assert "fedavg: " not in terminal.getvalue()
 
@@ -183,7 +164,7 @@ COMMANDS: dict[str, tuple[tuple[object, ...], str]] = {
 }  # fmt: skip
 
 
-def told(call: Call, command: str, *more: object) -> Answer:
+def answered(call: Call, command: str, *more: object) -> Answer:
     if command in ("resume", "adapt", "export"):
         begun(call)
     answer = call(*COMMANDS[command][0], *more)
@@ -194,7 +175,7 @@ def told(call: Call, command: str, *more: object) -> Answer:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_takes_its_time_says_so_on_stderr(call: Call, command: str) -> None:
-    answer = told(call, command)
+    answer = answered(call, command)
     expected = COMMANDS[command][1]
     assert any(re.search(expected, line) for line in answer.progress), answer.progress
     assert not re.search(expected, answer.out)
@@ -202,7 +183,7 @@ def test_every_command_that_takes_its_time_says_so_on_stderr(call: Call, command
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_with_quiet_there_are_results_alone(call: Call, command: str) -> None:
-    answer = told(call, command, "--quiet")
+    answer = answered(call, command, "--quiet")
     assert answer.progress == ()
     assert answer.setup == ""
     assert answer.out != ""
@@ -247,22 +228,20 @@ class TestSwitches:
             bars.say("a line")
         assert terminal.getvalue() == ""
 
-    def test_warnings_stay_with_quiet_and_notes_do_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_warnings_stay_with_quiet_and_notes_do_not(self, told: Told) -> None:
         loudness.quiet = True
         with display.progress_bars():
             warnings.warn("it is back", ClientNote, stacklevel=1)
             warnings.warn("it is gone", ClientFailure, stacklevel=1)
-        assert lines(capsys) == ["Warning: it is gone"]
+        assert told() == ["Warning: it is gone"]
 
-    def test_a_warning_is_said_once_and_with_verbose_where_it_comes_from(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_warning_is_said_once_and_with_verbose_where_it_comes_from(self, told: Told) -> None:
         for verbose, where in ((False, ""), (True, rf" \({Path(__file__).name}, line \d+\)")):
             loudness.verbose = verbose
             with display.progress_bars():
                 for _ in range(3):
                     warnings.warn("it is gone", ClientFailure, stacklevel=1)
-            (said,) = lines(capsys)
+            (said,) = told()
             assert re.fullmatch(f"Warning: it is gone{where}", said)
 
 

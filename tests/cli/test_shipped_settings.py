@@ -70,11 +70,6 @@ class TestRun:
             said = refusal(call, command, "local", *SMALL, "--settings", tuned, *words, "--out", "a")
             assert said.startswith("fine_tune is 2 for local by its own settings")
 
-    def test_a_file_that_has_all_settings_is_refused(self, call: Call, tuned: str) -> None:
-        done(call("run", "ditto", *SMALL, "--out", "a"))
-        said = refusal(call, "run", "a/experiment.toml", "--settings", tuned, "--out", "b")
-        assert said.startswith("lr is 0.0123 for ditto by its own settings")
-
     @pytest.mark.parametrize("command", ["run", "compare"])
     def test_what_is_not_there_is_said(self, call: Call, tuned: str, command: str) -> None:
         said = refusal(call, command, "ditto", *SMALL, "--settings", "tuned:digts")

@@ -13,7 +13,7 @@ from fedtailor.cli import display
 from fedtailor.cli.tune import _title
 from fedtailor.reporting.tuning_tables import tuning_table
 from fedtailor.studies.trials import Trial, Tuned
-from tests.cli.calling import Call, contents, done, interrupted_in, refusal
+from tests.cli.calling import Call, done, interrupted_in, refusal
 
 SMALL = ("--clients", 4, "--rounds", 3, "--epochs", 1, "--model", "mlp:16", "--engine", "in-process")
 FEW = (*SMALL, "--max-train", 60, "--validation", 0.2)
@@ -43,12 +43,6 @@ class TestTune:
         table = done(call("compare", "tunings/digits-1/tuned.toml", "--seeds", "0"))
         assert "Settings chosen on validation data (3 trials a method, seed 0)." in " ".join(table.split())
 
-    def test_the_same_command_does_nothing_again(self, call: Call) -> None:
-        words = ("tune", "ditto", *FEW, "--trials", 3, "--out", "here")
-        first, before = done(call(*words)), contents(Path("here"))
-        assert done(call(*words)) == first
-        assert contents(Path("here")) == before
-
     def test_for_programs(self, call: Call) -> None:
         answer = call(
             "tune", "ditto", *FEW, "--trials", 2, "--only", "lam", "--range", "lam=0.1|1", "--out", "a", "--json"
@@ -76,21 +70,13 @@ class TestTune:
         assert re.fullmatch(r"Failed: pfedme: PFedMe: no client could do its work in .+\n", answer.err)
         assert "none: all trials failed" in answer.out
 
-    def test_all_failing_is_one_sentence(self, call: Call) -> None:
-        answer = call("tune", "pfedme", *FEW, "--set", "outer_lr=1e30", "--trials", 1, "--only", "lr", "--out", "a")
-        assert answer.code == 2
-        assert answer.err.startswith("Error: All 1 trials of pfedme failed; the first one: PFedMe: no client could")
-
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (("--validation", 0), "Settings are chosen on validation data, and there are none"),
             (("--range", "lr"), "--range takes NAME=RANGE, like lr=0.01..1:log, not 'lr'."),
             (("--range", "lr=1"), "The range of lr is '1', but it must be like"),
-            (("--only", "mu"), "There is no setting that is searched 'mu'"),
             (("--trials", 0), "A method cannot be tuned in 0 trials: give at least 1."),
             (("--seeds", "x"), "--seeds takes whole numbers"),
-            (("--choose", "best-test"), "The rule best-test looks at test data"),
         ],
     )
     def test_what_is_wrong_is_said_in_one_sentence(self, call: Call, words: tuple, said: str) -> None:

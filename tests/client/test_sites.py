@@ -171,10 +171,7 @@ def test_what_a_client_computes_does_not_depend_on_who_came_before() -> None:
     sites, other = make_sites(), make_sites()
     for client in (3, 1, 4):
         other.handle(Train(1, client, message(other)))
-    assert_same(
-        sites.handle(Train(1, 0, message(sites))).upload,
-        other.handle(Train(1, 0, message(other))).upload,
-    )
+    assert_same(sites.handle(Train(1, 0, message(sites))).upload, other.handle(Train(1, 0, message(other))).upload)
 
 
 # --- failures ---

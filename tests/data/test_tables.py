@@ -98,6 +98,7 @@ def test_packed_files_are_read_and_bounded(tmp_path: Path, monkeypatch: pytest.M
         read(tmp_path, gzip.compress(b"a,label\n" + b"1" * 20_000_000), "own.csv.gz")
 
 
+@pytest.mark.slow
 def test_texts_may_come_after_many_numbers(tmp_path: Path) -> None:
     lines = [f"{k % 3},{k}.5,p" for k in range(CELLS)] + ["unknown,7,q"]
     data = read(tmp_path, "grade,b,label\n" + "\n".join(lines))

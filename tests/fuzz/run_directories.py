@@ -30,17 +30,8 @@ from fedtailor.reporting.found_runs import read_runs
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import FILE, RUNS, Comparing, make_comparison
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 2,
-    "max_train": 10,
-    "model": "mlp:2",
-    "rounds": 2,
-    "epochs": 1,
-    "batch": "full",
-    "engine": "in-process",
-    "checkpoint_every": 1,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 2, "max_train": 10, "model": "mlp:2", "rounds": 2, "epochs": 1,
+                         "batch": "full", "engine": "in-process", "checkpoint_every": 1}  # fmt: skip
 PATIENCE = 30  # seconds for one reader of one mutant: more is a hang
 DEEP = "[" * 5000
 WEIRD = ["null", "true", "-1", "0", "7", "1.5", "NaN", "Infinity", "1e999", "1e308", "9" * 30, "9" * 400, "9" * 5000,

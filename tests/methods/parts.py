@@ -8,18 +8,8 @@ from torch import Tensor, nn
 import fedtailor as ft
 from tests.helpers import mean_output, quadratic_clients
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 5,
-    "model": "mlp:16",
-    "rounds": 3,
-    "epochs": 2,
-    "participation": 0.6,
-    "max_train": 60,
-    "engine": "in-process",
-    "seed": 1,
-}
-MOMENTUM: dict[str, Any] = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:16", "rounds": 3, "epochs": 2,
+                         "participation": 0.6, "max_train": 60, "engine": "in-process", "seed": 1}  # fmt: skip
 
 
 class Part(nn.Module):
@@ -65,12 +55,7 @@ def run_parts(method: str, data: list[tuple[Tensor, Tensor]], body: int, head: i
     defaults = {"batch": "full", "lr": 0.1, "dtype": "float64", "test": 0.0, "validation": 0.0}
     defaults |= {"evaluation": {"every": 0}}  # there are no test samples
     return ft.run(
-        method,
-        data=data,
-        model=TwoParts(body, head),
-        loss=mean_output,
-        engine="in-process",
-        **{**defaults, **settings},
+        method, data=data, model=TwoParts(body, head), loss=mean_output, engine="in-process", **{**defaults, **settings}
     )
 
 
@@ -96,7 +81,7 @@ def close(one: Tensor, other: Tensor, atol: float = 1e-9) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
-def server(result: ft.RunResult, name: str) -> Tensor:
+def server(result: ft.RunResult, name: str = "theta") -> Tensor:
     return result.server_state[name]
 
 

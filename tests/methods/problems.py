@@ -17,16 +17,8 @@ from tests.helpers import Quadratic, digits, mean_output, quadratic_clients
 from tests.reference.batches import batches
 from tests.reference.problem import Problem
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 6,
-    "model": "mlp:16",
-    "rounds": 4,
-    "participation": 3,
-    "max_train": 40,
-    "engine": "in-process",
-    "seed": 1,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 4, "participation": 3,
+                         "max_train": 40, "engine": "in-process", "seed": 1}  # fmt: skip
 MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 EXACT: dict[str, Any] = {
     "dtype": "float64",
@@ -35,14 +27,8 @@ EXACT: dict[str, Any] = {
     "validation": 0.0,
     "evaluation": {"every": 0},
 }
-OWN: dict[str, Any] = {
-    "model": "mlp:8",
-    "rounds": 3,
-    "epochs": 2,
-    "labels": "own",
-    "engine": "in-process",
-    "seed": 2,
-}
+OWN: dict[str, Any] = {"model": "mlp:8", "rounds": 3, "epochs": 2, "labels": "own", "engine": "in-process",
+                       "seed": 2}  # fmt: skip
 
 
 def on_quadratics(method: Method, **settings: Any) -> tuple[ft.RunResult, Problem]:

@@ -79,12 +79,6 @@ def test_alpha_stays_between_0_and_1() -> None:
     assert seen.max() == 1.0
 
 
-def test_new_clients_get_the_global_model() -> None:
-    result = ft.run("apfl", **SMALL, new_clients=2)
-    for i in result.data.new:
-        assert torch.equal(result.personal_vector(i), result.server_state["theta"])
-
-
 def test_a_client_that_is_not_called_is_evaluated_with_the_present_global_model() -> None:
     """What it predicts with changes with w, although its own state does not."""
     result = ft.run("apfl", **{**SMALL, "participation": 2})
@@ -105,10 +99,3 @@ def test_right_after_its_work_a_client_mixes_with_its_own_w() -> None:
         alpha, v, w = states[f"{i}/alpha"], states[f"{i}/v"], log.up[1, i]["theta"]
         expected = run.sites.site(i).measure(alpha * v + (1 - alpha) * w)
         assert run.loop.evaluator.known[i][1] == expected
-
-
-def test_a_round_costs_one_vector_each_way_and_alpha() -> None:
-    size = 64 * 16 + 16 + 16 * 10 + 10
-    for record in ft.run("apfl", **SMALL).rounds:
-        assert record.bytes_down == 3 * 4 * size
-        assert record.bytes_up == 3 * 4 * (size + 1)

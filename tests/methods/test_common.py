@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.client.sites import Sites
-from fedtailor.messages import Reply, Request, State, Train, copied
-from fedtailor.method import Uploads
+from fedtailor.messages import Reply, Request, Train, copied
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.testing import SMALL, parametrize_with_checks
 from tests.helpers import digits, make_simulation
@@ -110,78 +108,3 @@ def test_a_method_that_keeps_the_model_never_reads_the_broadcast_once_it_has_tra
         else:
             with pytest.raises(AssertionError, match="the broadcast was read"):
                 kind.personal_model(at_work, Unreadable())
-
-
-class Weighted(ft.Method):
-    """Every client says how much its model counts: by a number, or layer by layer for two copies of it."""
-
-    uploads: ClassVar[Uploads] = {
-        "theta": ft.Mean("trust"),
-        "pair": ft.Mean("of_layers"),
-        "trust": ft.Each(),
-        "copy": ft.Each(),
-    }
-
-    def start(self, server: ft.Server) -> None:
-        server.state |= {"theta": server.initial, "pair": torch.stack([server.initial, server.initial])}
-
-    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
-        theta = client.descend(message["theta"])
-        return {"theta": theta, "pair": torch.stack([theta, -theta]), "copy": theta, **self.weights(client)}
-
-    def upload_like(self, server: ft.Server, client: int) -> ft.Message:
-        return {"of_layers": server.initial.new_empty(2, 2)}
-
-    def weights(self, client: ft.Client) -> dict[str, Tensor]:
-        """Nobody counts in the first layer of the second copy."""
-        of_layers = 1.0 + client.id + torch.arange(4, dtype=torch.float64).view(2, 2)
-        of_layers[1, 0] = 0.0
-        return {"trust": torch.tensor(0.5 + client.id, dtype=torch.float64), "of_layers": of_layers}
-
-    def receive(self, server: ft.Server, total: ft.Total) -> None:
-        first, second = server.layout.layers.values()
-        thetas, ids = total.each("copy"), total.clients
-        trust = [0.5 + i for i in ids]
-        mean = sum(w * thetas[i] for w, i in zip(trust, ids, strict=True)) / sum(trust)
-        torch.testing.assert_close(total["theta"], mean, rtol=0, atol=1e-12)
-        assert float(total.weight("theta")) == pytest.approx(sum(trust), rel=1e-12)
-        for copy, sign in enumerate((1, -1)):
-            for layer, place in enumerate((first, second)):
-                weights = [0.0 if (copy, layer) == (1, 0) else 1.0 + i + 2 * copy + layer for i in ids]
-                assert float(total.weight("pair")[copy, layer]) == pytest.approx(sum(weights), rel=1e-12)
-                mean = sum(sign * w * thetas[i][place] for w, i in zip(weights, ids, strict=True))
-                expected = mean / sum(weights) if sum(weights) else torch.zeros_like(mean)
-                torch.testing.assert_close(total["pair"][copy, place], expected, rtol=0, atol=1e-12)
-        for hidden in ("theta", "pair", "of_layers"):  # the server sees no client's own
-            with pytest.raises(KeyError):
-                total.each(hidden)
-        super().receive(server, total)
-
-
-@pytest.mark.parametrize("lost", [None, 0, 3])
-def test_means_by_weights_of_the_clients_own_are_their_closed_form(
-    lost: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Σ w_i x_i / Σ w_i over those who replied; 0 where nobody counts."""
-    settings = {**SMALL, "dtype": "float64", "participation": 4, "rounds": 3, "debug": True, "on_failure": "skip"}
-    seen: list[list[int]] = []
-    receive: Callable[..., None] = Weighted.receive
-
-    def watched(method: Weighted, server: ft.Server, total: ft.Total) -> None:
-        seen.append(total.clients)
-        receive(method, server, total)
-
-    monkeypatch.setattr(Weighted, "receive", watched)
-    work: Callable[[Sites, Request, State], tuple[Reply, State]] = Sites.work
-
-    def sometimes_lost(sites: Sites, request: Request, state: State) -> tuple[Reply, State]:
-        if isinstance(request, Train) and request.client == lost:
-            return Reply(request.clients, error="the power went off"), {}
-        return work(sites, request, state)
-
-    monkeypatch.setattr(Sites, "work", sometimes_lost)
-    with pytest.warns(ft.ClientFailure) if lost is not None else nullcontext():
-        ft.run(Weighted(), **settings)
-    assert len(seen) == 3
-    assert all(lost not in clients for clients in seen)
-    assert any(len(clients) < 4 for clients in seen) == (lost is not None)

@@ -9,20 +9,8 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.methods import CATALOGUE
 from tests.helpers import assert_same, digits, final, numbers
-from tests.methods.parts import (
-    MOMENTUM,
-    SMALL,
-    absent,
-    close,
-    first,
-    normed,
-    personal,
-    run_parts,
-    server,
-    state,
-    unequal_clients,
-)
-from tests.methods.problems import OWN, own_label_clients, watched
+from tests.methods.parts import SMALL, absent, close, first, normed, personal, run_parts, server, unequal_clients
+from tests.methods.problems import MOMENTUM, OWN, own_label_clients, watched
 from tests.reference.fedbabu import fedbabu, trained
 
 PARTS = {"all": slice(0, 5), "head": slice(3, 5), "body": slice(0, 3)}
@@ -53,12 +41,6 @@ def test_the_head_stays_as_it_began_and_is_not_zero() -> None:
     assert head.abs().min() > 0
     for client in range(5):
         assert torch.equal(personal(result, client), torch.cat([server(result, "body"), head]))
-
-
-def test_only_the_body_is_sent() -> None:
-    result = ft.run("fedbabu", **SMALL)
-    assert all(record.bytes_up == record.bytes_down == 3 * 4 * (64 * 16 + 16) for record in result.rounds)
-    assert not any(state(result, client) for client in range(5))
 
 
 def test_without_fine_tuning_it_is_the_global_model() -> None:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from tests.helpers import EqualFedAvg, digits, final, run_quadratic, uneven_clients
+from tests.methods.problems import MOMENTUM
 from tests.reference.feddyn import feddyn
-
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 def optimum(centres: Tensor, curvatures: Tensor) -> Tensor:
@@ -105,13 +104,3 @@ def test_buffers_are_averaged_and_nothing_else() -> None:
         assert not final(result)["server/h"][place].any()
     longer = ft.run("feddyn", alpha=0.01, **{**how, "rounds": 6})
     assert (final(longer)["server/theta"][places[1]] > 0).all()  # the variances
-
-
-def test_new_clients_get_the_global_model_and_messages_are_one_vector_each_way() -> None:
-    how = {"data": digits([20] * 5), "model": "mlp:16", "rounds": 2, "participation": 2, "new_clients": 2}
-    result = ft.run("feddyn", **how, engine="in-process")
-    run = result.simulation
-    assert run.server.n_clients == 3  # new clients are not counted in N
-    assert torch.equal(run.personal_model(4), run.server.state["theta"])
-    size = 4 * len(run.server.initial)
-    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 2 * size

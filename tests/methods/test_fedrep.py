@@ -9,20 +9,8 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.methods import CATALOGUE
 from tests.helpers import assert_same, digits, final
-from tests.methods.parts import (
-    MOMENTUM,
-    SMALL,
-    absent,
-    close,
-    first,
-    normed,
-    personal,
-    run_parts,
-    server,
-    state,
-    unequal_clients,
-)
-from tests.methods.problems import OWN, own_label_clients
+from tests.methods.parts import SMALL, absent, close, first, normed, personal, run_parts, server, state, unequal_clients
+from tests.methods.problems import MOMENTUM
 from tests.reference.batches import stream
 from tests.reference.fedrep import fedrep, refitted
 
@@ -156,13 +144,6 @@ def test_refitted_heads_depend_on_the_body_and_the_kept_head_alone() -> None:
     assert_same(kept, before)
 
 
-def test_the_head_never_leaves() -> None:
-    result = ft.run("fedrep", **SMALL)
-    body = 64 * 16 + 16
-    assert all(record.bytes_up == record.bytes_down == 3 * 4 * body for record in result.rounds)
-    assert set(result.server_state) == {"body"}
-
-
 def test_a_new_client_fits_a_head_to_the_present_body() -> None:
     """By hand: the features of the broadcast's body, and plain gradient descent of a head on them."""
     result = ft.run("fedrep", **{**SMALL, "participation": 1, "rounds": 2, "dtype": "float64"}, batch="full")
@@ -188,13 +169,3 @@ def test_a_new_clients_model_is_the_same_in_all_rounds() -> None:
     one, other = (method.personal_model(site.client(round, {}), message) for round in (1, 7))
     assert torch.equal(one, other)
     assert not torch.equal(one, initial)
-
-
-def test_outputs_that_a_client_does_not_have_take_no_part() -> None:
-    """Labels of each client's own: rows of the head beyond its classes stay where they began."""
-    result = ft.run("fedrep", data=own_label_clients(), **OWN)
-    place = result.simulation.server.head
-    start = result.simulation.server.initial[place]
-    for client, own in ((0, 2), (2, 5)):
-        changed = (personal(result, client)[place] != start)[:40].view(5, 8).any(1)
-        assert changed.tolist() == [row < own for row in range(5)]

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from tests.helpers import digits
-from tests.methods.parts import MOMENTUM, SMALL, absent, close, normed, personal, server, state
+from tests.methods.parts import SMALL, absent, close, normed, personal, server, state
+from tests.methods.problems import MOMENTUM
 from tests.reference.fedrod import FedRoD
 
 FEATURES, HIDDEN, CLASSES = 6, 4, 3
@@ -95,20 +96,6 @@ def test_classes_that_a_client_lacks_are_left_alone() -> None:
     assert torch.equal(server(result, "theta"), result.simulation.server.initial)
     phi = state(result, 0)["phi"][: CLASSES * HIDDEN].view(CLASSES, HIDDEN)
     assert phi.abs().min() > 0
-
-
-def test_only_the_generic_model_is_sent() -> None:
-    result = ft.run("fedrod", **SMALL)
-    size = 64 * 16 + 16 + 16 * 10 + 10
-    assert all(record.bytes_up == record.bytes_down == 3 * 4 * size for record in result.rounds)
-    assert set(result.server_state) == {"theta"}
-
-
-def test_a_new_client_has_the_generic_model() -> None:
-    result = ft.run("fedrod", **{**SMALL, "participation": 1, "rounds": 1})
-    (old,) = result.rounds[0].participants
-    assert torch.equal(personal(result, absent(result)[0]), server(result, "theta"))
-    assert not torch.equal(personal(result, old), server(result, "theta"))
 
 
 def softmaxed() -> nn.Module:

@@ -10,32 +10,13 @@ from torch.nn import functional
 import fedtailor as ft
 from fedtailor.methods import find_method
 from tests.helpers import assert_same, digits, final, quadratic_clients, run_quadratic
-from tests.methods.problems import Problem, close, on_a_network, on_both, who
+from tests.methods.parts import server, state
+from tests.methods.problems import MOMENTUM, SMALL, Problem, close, on_a_network, on_both, who
 from tests.reference.batches import stream
 from tests.reference.ditto import SlowDitto
 from tests.reference.fedavg import SlowFedAvg
 from tests.reference.fedper import SlowFedPer
 from tests.reference.local import SlowLocal
-
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 5,
-    "model": "mlp:16",
-    "rounds": 3,
-    "participation": 0.6,
-    "engine": "in-process",
-    "seed": 1,
-}
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
-
-
-def server(result: ft.RunResult, name: str = "theta") -> torch.Tensor:
-    return result.server_state[name]
-
-
-def state(result: ft.RunResult, client: int) -> dict[str, torch.Tensor]:
-    return result.client_state(client)
-
 
 STEPS = [{}, {"momentum": 0.6, "weight_decay": 0.1}, {"momentum": 0.6, "weight_decay": 0.1, "keep_momentum": True}]
 
@@ -95,21 +76,13 @@ def test_a_slow_ditto_comes_to_the_same_vectors(
         close(result.personal_vector(client), slow.own.get(client, slow.glob))
 
 
-@pytest.mark.parametrize("settings", STEPS)
-def test_a_slow_fedper_comes_to_the_same_vectors(settings: dict[str, Any]) -> None:
-    result, problem = on_a_network(find_method("fedper"), **settings)
-    slow = SlowFedPer(problem, *steps(result), body=6 * 64 + 6)
-    after_the_run(slow, result)
-    close(server(result, "body"), slow.shared)
-    for client in range(6):
-        close(result.personal_vector(client), slow.personal(client))
-
-
-def test_fedpers_uniform_heads_are_each_clients_own() -> None:
-    """Drawn once for each client, biases too; all else is as with the network's head."""
-    result, problem = on_a_network(find_method("fedper", {"head_start": "uniform"}))
+@pytest.mark.parametrize(("settings", "head_start"), [*((each, "network") for each in STEPS), ({}, "uniform")])
+def test_a_slow_fedper_comes_to_the_same_vectors(settings: dict[str, Any], head_start: str) -> None:
+    """A uniform head is drawn once for each client, biases too."""
+    result, problem = on_a_network(find_method("fedper", {"head_start": head_start}), **settings)
     heads = {i: torch.rand(10 * 6 + 10, generator=stream(29, "head", 0, i), dtype=torch.float64) for i in range(6)}
-    slow = SlowFedPer(problem, *steps(result), own=heads, body=6 * 64 + 6)
+    own = {"own": heads} if head_start == "uniform" else {}
+    slow = SlowFedPer(problem, *steps(result), body=6 * 64 + 6, **own)
     after_the_run(slow, result)
     close(server(result, "body"), slow.shared)
     for client in range(6):  # those who never took part, too
@@ -142,25 +115,6 @@ def test_identical_clients_with_one_full_step_are_central_gradient_descent() -> 
     central = torch.nn.utils.parameters_to_vector(module.parameters())
     assert (central - initial).abs().max() > 0.01
     torch.testing.assert_close(server(result), central, rtol=0, atol=1e-6)
-
-
-def test_fedavg_on_quadratics_follows_its_formula() -> None:
-    """w ← Σ n_i/n (I − (I − ηH_i)^K)(c_i) …: K steps of each participant by hand, weighted by its samples."""
-    data, centres, curvatures = quadratic_clients(4, 3)
-    data[1] = (data[1][0].repeat(3, 1), data[1][1].repeat(3))  # three samples: three times the weight
-    result = run_quadratic("fedavg", data, 3, steps=4, rounds=6, participation=2, seed=5)
-    w = torch.zeros(3, dtype=torch.float64)
-    for record in result.rounds:
-        thetas, weights = [], []
-        for client in record.participants:
-            theta = w.clone()
-            for _ in range(4):
-                theta = theta - 0.1 * curvatures[client] @ (theta - centres[client])
-            thetas.append(theta)
-            weights.append(3.0 if client == 1 else 1.0)
-        w = sum(weight * theta for weight, theta in zip(weights, thetas, strict=True)) / sum(weights)
-    assert {client for record in result.rounds for client in record.participants} >= {1}
-    torch.testing.assert_close(server(result), w, rtol=0, atol=1e-12)
 
 
 def test_fedavg_with_one_participant_is_local_for_that_round() -> None:
@@ -209,7 +163,7 @@ def test_fedper_without_a_head_is_fedavg(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
 def test_fedper_with_everything_in_the_head_is_local(more: dict[str, Any]) -> None:
     whole, local = ft.run("fedper", **SMALL, **more, head=2), ft.run("local", **SMALL, **more)
-    for client in range(5):
+    for client in range(6):
         assert torch.equal(
             state(whole, client).get("head", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
         )
@@ -220,17 +174,17 @@ def test_fedper_shares_the_body_and_nothing_else() -> None:
     result = ft.run("fedper", **{**SMALL, "participation": "all", "rounds": 1})
     local = ft.run("local", **{**SMALL, "participation": "all", "rounds": 1})
     run = result.simulation
-    bodies = torch.stack([state(local, client)["theta"][run.server.body] for client in range(5)]).double()
+    bodies = torch.stack([state(local, client)["theta"][run.server.body] for client in range(6)]).double()
     weights = run.server.n_samples.double() / run.server.n_samples.sum()
     torch.testing.assert_close(server(result, "body").double(), weights @ bodies, rtol=0, atol=1e-6)
-    for client in range(5):
+    for client in range(6):
         assert torch.equal(state(result, client)["head"], state(local, client)["theta"][run.server.head])
 
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM])
 def test_ditto_without_its_pull_is_local_beside_fedavg(more: dict[str, Any]) -> None:
     ditto, local = ft.run("ditto", lam=0.0, **SMALL, **more), ft.run("local", **SMALL, **more)
-    for client in range(5):
+    for client in range(6):
         assert torch.equal(
             state(ditto, client).get("personal", torch.empty(0)), state(local, client).get("theta", torch.empty(0))
         )
@@ -239,37 +193,3 @@ def test_ditto_without_its_pull_is_local_beside_fedavg(more: dict[str, Any]) -> 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_dittos_global_model_is_fedavgs_whatever_the_pull(lam: float) -> None:
     assert torch.equal(server(ft.run("ditto", lam=lam, **SMALL)), server(ft.run("fedavg", **SMALL)))
-
-
-def test_ditto_on_quadratics_follows_its_formula() -> None:
-    """v ← v − η(∇f(v) + λ(v − w)) with the w that was received in this round."""
-    data, centres, curvatures = quadratic_clients(3, 3)
-    result = run_quadratic("ditto", data, 3, steps=2, rounds=4, lam=0.7)
-    w = torch.zeros(3, dtype=torch.float64)
-    v = torch.zeros(3, 3, dtype=torch.float64)
-    for _ in range(4):
-        ends = []
-        for client in range(3):
-            theta = w.clone()
-            for _ in range(2):
-                v[client] -= 0.1 * (curvatures[client] @ (v[client] - centres[client]) + 0.7 * (v[client] - w))
-                theta -= 0.1 * curvatures[client] @ (theta - centres[client])
-            ends.append(theta)
-        w = torch.stack(ends).mean(0)
-    torch.testing.assert_close(server(result), w, rtol=0, atol=1e-12)
-    for client in range(3):
-        torch.testing.assert_close(state(result, client)["personal"], v[client], rtol=0, atol=1e-12)
-
-
-def test_local_sends_nothing() -> None:
-    result = ft.run("local", **SMALL)
-    assert all(record.bytes_up == record.bytes_down == 0 for record in result.rounds)
-    assert result.server_state == {}
-
-
-def test_messages_cost_what_the_formula_says() -> None:
-    """In float32: FedAvg, FedProx and Ditto one vector each way, FedPer one body."""
-    size, head = 64 * 16 + 16 + 16 * 10 + 10, 16 * 10 + 10
-    for method, length in (("fedavg", size), ("fedprox", size), ("ditto", size), ("fedper", size - head)):
-        record = ft.run(method, **SMALL).rounds[-1]
-        assert record.bytes_up == record.bytes_down == 3 * 4 * length

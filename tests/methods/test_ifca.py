@@ -169,13 +169,6 @@ def test_the_cluster_is_chosen_by_the_models_that_came_and_the_training_samples(
         assert reply["cluster"].item() == losses.index(min(losses))
 
 
-def test_all_models_go_down_and_one_comes_up_with_its_weights_and_its_number() -> None:
-    record = ft.run("ifca", clusters=3, **SMALL).rounds[-1]
-    size = 64 * 16 + 16 + 16 * 10 + 10
-    assert record.bytes_down == 3 * 3 * 4 * size
-    assert record.bytes_up == 3 * (4 * size + 3 * 4 + 8)
-
-
 def test_right_after_its_work_a_client_predicts_with_what_it_trained() -> None:
     """In round 1 that is what Local has, as both begin with the first vector."""
     how = {**SMALL, "rounds": 1, "participation": "all", "evaluation": {"model": "local"}}

@@ -7,19 +7,8 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from tests.methods.parts import (
-    MOMENTUM,
-    SMALL,
-    absent,
-    close,
-    first,
-    normed,
-    personal,
-    run_parts,
-    server,
-    state,
-    unequal_clients,
-)
+from tests.methods.parts import SMALL, absent, close, first, normed, personal, run_parts, server, state, unequal_clients
+from tests.methods.problems import MOMENTUM
 from tests.reference.lg_fedavg import lg_fedavg
 
 

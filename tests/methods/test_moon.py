@@ -11,12 +11,12 @@ from torch.nn import functional
 
 import fedtailor as ft
 from tests.helpers import assert_same, digits, final
+from tests.methods.problems import MOMENTUM
 from tests.reference.batches import batches
 from tests.reference.moon import moon
 
 SMALL: dict[str, Any] = {"model": "mlp:12", "rounds": 4, "participation": 3, "engine": "in-process", "seed": 2}
 EXACT: dict[str, Any] = {**SMALL, "dtype": "float64", "test": 0.0, "validation": 0.0, "evaluation": {"every": 0}}
-MOMENTUM = {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01}
 
 
 class Cut(nn.Module):
@@ -126,11 +126,3 @@ def test_features_that_are_all_zero_and_low_temperatures_do_no_harm() -> None:
         result = ft.run("moon", data=data, **{**SMALL, "model": model, "participation": "all"}, temperature=0.01)
         assert all(record.failed == [] for record in result.rounds)
         assert all(tensor.isfinite().all() for tensor in final(result).values())
-
-
-def test_new_clients_get_the_global_model_and_messages_are_one_vector_each_way() -> None:
-    result = ft.run("moon", data=digits([20] * 5), **{**SMALL, "participation": 2, "rounds": 2}, new_clients=2)
-    run = result.simulation
-    assert torch.equal(run.personal_model(4), run.server.state["theta"])
-    size = 4 * len(run.server.initial)
-    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 2 * size

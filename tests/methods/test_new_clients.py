@@ -23,9 +23,13 @@ def after_two_rounds(method: str, **settings: Any) -> Simulation:
     return run
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce"])
+GLOBAL = ("fedavg", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn", "fedrod", "scaffold", "moon", "apfl")
+
+
+@pytest.mark.parametrize("method", GLOBAL)
 def test_the_global_model(method: str) -> None:
     run = after_two_rounds(method)
+    assert run.server.n_clients == 4  # new clients are not counted in N
     assert torch.equal(run.personal_model(NEW), run.server.state["theta"])
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 import fedtailor as ft
 from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.training.client import Client
-from tests.helpers import final, quadratic_clients, run_quadratic
+from tests.helpers import quadratic_clients, run_quadratic
 from tests.methods.problems import MOMENTUM, SMALL, close, on_both, watched, who
 from tests.reference.batches import batches
 from tests.reference.per_fedavg import per_fedavg
@@ -128,10 +128,6 @@ def test_without_an_inner_step_it_is_fedavg(first_order: bool, more: dict[str, A
         assert torch.equal(ours.personal_vector(i), fedavg.personal_vector(i))
 
 
-def test_nothing_but_the_global_model_is_kept() -> None:
-    assert set(final(ft.run("per-fedavg", **{**SMALL, "rounds": 1}))) == {"server/theta"}
-
-
 def test_new_clients_take_the_same_step() -> None:
     data, centres, curvatures = quadratic_clients(5, 3)
     result = run_quadratic("per-fedavg", data, 3, rounds=3, inner_lr=0.2, new_clients=2)
@@ -140,9 +136,3 @@ def test_new_clients_take_the_same_step() -> None:
     for i in result.data.new:
         expected = w - 0.2 * curvatures[i] @ (w - centres[i])
         torch.testing.assert_close(result.personal(i)["theta"], expected, rtol=0, atol=1e-12)
-
-
-def test_a_round_costs_one_vector_each_way() -> None:
-    size = 64 * 16 + 16 + 16 * 10 + 10
-    for record in ft.run("per-fedavg", **{**SMALL, "epochs": 1}).rounds:
-        assert record.bytes_down == record.bytes_up == 3 * 4 * size

@@ -320,13 +320,6 @@ def test_a_large_mu_alone_gives_no_warning() -> None:
 
 
 @each_kind
-def test_a_round_without_participants_is_skipped(method: str) -> None:
-    result = ft.run(method, **{**SMALL, "participation": "independent:0.2", "rounds": 12, "seed": 3})
-    empty = [number for number, participants in enumerate(who(result), 1) if not participants]
-    assert any(number > 1 and who(result)[number - 2] for number in empty)
-
-
-@each_kind
 def test_round_1_is_fedavgs(method: str) -> None:
     how = {**SMALL, **MOMENTUM, "rounds": 1}
     ours, average = ft.run(method, mu=0.5, **how), ft.run("fedavg", **how)

@@ -124,13 +124,3 @@ def test_buffers_have_no_variates_and_are_averaged_whatever_the_servers_step(ful
         assert not found["0/c"][place].any()
     step = 3 * (average - server.initial)[server.head]
     torch.testing.assert_close((found["server/theta"] - server.initial)[server.head], step, rtol=0, atol=1e-12)
-
-
-def test_new_clients_get_the_global_model_and_messages_are_two_vectors_each_way() -> None:
-    how = {"data": digits([20] * 5), "model": "mlp:16", "rounds": 2, "participation": 2, "new_clients": 2}
-    result = ft.run("scaffold", **how, engine="in-process")
-    run = result.simulation
-    assert run.server.n_clients == 3  # new clients are not counted in N
-    assert torch.equal(run.personal_model(4), run.server.state["theta"])
-    size = 4 * len(run.server.initial)
-    assert result.rounds[-1].bytes_up == result.rounds[-1].bytes_down == 2 * 2 * size

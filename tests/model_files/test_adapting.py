@@ -13,16 +13,8 @@ import fedtailor as ft
 from fedtailor.data import federate, load
 from tests.helpers import defined, digits, files
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 7,
-    "new_clients": 3,
-    "model": "mlp:16",
-    "rounds": 2,
-    "epochs": 2,
-    "engine": "in-process",
-    "seed": 2,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 7, "new_clients": 3, "model": "mlp:16", "rounds": 2, "epochs": 2,
+                         "engine": "in-process", "seed": 2}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "pfedmb", "ifca", "fedbabu"])

@@ -20,15 +20,8 @@ from fedtailor.models.expression import build_expression, expression
 from fedtailor.server.records import RoundRecord
 from tests.helpers import digits, fitting_shape, rewrite_settings
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 6,
-    "model": "mlp:16",
-    "rounds": 3,
-    "participation": 3,
-    "engine": "in-process",
-    "seed": 2,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 3, "participation": 3,
+                         "engine": "in-process", "seed": 2}  # fmt: skip
 
 
 def description(file: Path) -> dict[str, Any]:

@@ -16,13 +16,8 @@ from fedtailor.model_files.format import HEADER, Description, read_model
 from tests.hospitals import patients, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:The column '(patient_id|admitted)':UserWarning")
-SETTINGS: dict[str, Any] = {
-    "label_column": "diagnosis",
-    "client_column": "hospital",
-    "model": "mlp:16",
-    "rounds": 2,
-    "engine": "in-process",
-}
+SETTINGS: dict[str, Any] = {"label_column": "diagnosis", "client_column": "hospital", "model": "mlp:16", "rounds": 2,
+                            "engine": "in-process"}  # fmt: skip
 RAW = ["age", "income", "ward", "smoker"]
 
 

@@ -20,8 +20,7 @@ class Backbone(nn.Module):
     def __init__(self, input_shape: Any = (64,), num_classes: int = 10) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            *(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.4)),
-            *(nn.Linear(20, 12), nn.ReLU()),
+            *(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.4)), *(nn.Linear(20, 12), nn.ReLU())
         )
         self.classifier = nn.Linear(12, num_classes)
 

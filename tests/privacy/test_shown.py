@@ -45,6 +45,7 @@ def test_the_table_of_a_run_says_what_epsilon_means(call: Call, tmp_path: Path) 
     assert "ε" in call("show", tmp_path / "r" / "fedavg").out
 
 
+@pytest.mark.slow
 def test_a_comparison_over_budgets_is_one_command(call: Call, tmp_path: Path) -> None:
     place = tmp_path / "c"
     asked = [

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ ELSEWHERE = {"fedprox": "fedavg", "pgfedmo": "pgfed", "pgfed-ce": "pgfed"}  # va
 MODULES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """The modules that a file imports, by their full names."""
     names = set()

@@ -302,6 +302,7 @@ class Slow(ft.Method):
         return {"theta": message["theta"] + client.id}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), [("in-process", 1), ("processes", 1), ("processes", 2)])
 @pytest.mark.parametrize("clients", [20, 60])
 def test_the_server_holds_few_uploads_however_many_take_part(

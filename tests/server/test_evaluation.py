@@ -17,15 +17,8 @@ from fedtailor.server.records import ClientsRecord, RoundRecord
 from fedtailor.training.predictions import measure, outputs
 from tests.helpers import digits, numbers
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 6,
-    "model": "mlp:16",
-    "rounds": 4,
-    "participation": 2,
-    "engine": "in-process",
-    "seed": 2,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 4, "participation": 2,
+                         "engine": "in-process", "seed": 2}  # fmt: skip
 
 
 def accuracy(result: ft.RunResult, theta: Tensor, client: int) -> float:

@@ -234,16 +234,6 @@ def test_only_failed_rounds_in_a_row_end_a_run() -> None:
     assert MAX_FAILED_ROUNDS == 3
 
 
-@pytest.mark.filterwarnings("ignore::fedtailor.ClientFailure")
-def test_a_round_in_which_somebody_replied_is_no_failed_round() -> None:
-    result = ft.run(Failing(rounds=tuple(range(1, 7)), who=1), **{**SMALL, "participation": "all"})
-    assert [record.failed for record in result.rounds] == [[1, 2, 3]] * 6
-    theta = ft.run("fedavg", **{**SMALL, "participation": "all", "rounds": 1}).simulation
-    alone = theta.sites.site(0).client(1, {}).descend(theta.server.initial)
-    first = ft.run(Failing(rounds=(1,), who=1), **{**SMALL, "participation": "all", "rounds": 1})
-    torch.testing.assert_close(first.server_state["theta"], alone)
-
-
 class Differing(ft.Method):
     """Every client fails, each in its own way."""
 

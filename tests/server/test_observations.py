@@ -10,14 +10,8 @@ import fedtailor as ft
 from fedtailor.server.records import RoundRecord
 from tests.helpers import files
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 5,
-    "model": "mlp:8",
-    "rounds": 4,
-    "epochs": 1,
-    "engine": "in-process",
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "model": "mlp:8", "rounds": 4, "epochs": 1,
+                         "engine": "in-process"}  # fmt: skip
 
 
 def test_what_a_method_shows_is_recorded_every_so_many_rounds(tmp_path: Path) -> None:

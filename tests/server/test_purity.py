@@ -14,14 +14,8 @@ from fedtailor.training.predictions import measure, outputs
 from tests.helpers import assert_same, defined, final, numbers
 from tests.reference.batches import stream
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 4,
-    "rounds": 3,
-    "epochs": 1,
-    "model": "mlp:8",
-    "engine": "in-process",
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 4, "rounds": 3, "epochs": 1, "model": "mlp:8",
+                         "engine": "in-process"}  # fmt: skip
 
 
 class Reading(ft.Method):

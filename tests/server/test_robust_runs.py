@@ -121,10 +121,7 @@ def test_a_round_with_too_few_replies_changes_nothing_at_anybody(engine: str, tm
     assert [three.simulation.state_of(client)["count"].item() for client in range(5)] == [2.0] * 5
     assert not torch.equal(three.server_state["theta"], two.server_state["theta"])
     for record, other in zip(numbers(resumed.rounds), numbers(three.rounds), strict=True):
-        assert {**record, "warnings": {}} == {
-            **other,
-            "warnings": {},
-        }  # a resumed run cannot say who is back
+        assert {**record, "warnings": {}} == {**other, "warnings": {}}  # a resumed run cannot say who is back
     assert_same(final(resumed), final(three))
 
 
@@ -197,23 +194,14 @@ def test_the_page_says_which_methods_take_a_rule() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (
-            {"aggregation": "krum:2"},
-            "The rule krum:2 needs at least 7 clients in a round, and no more than 5",
-        ),
+        ({"aggregation": "krum:2"}, "The rule krum:2 needs at least 7 clients in a round, and no more than 5"),
         ({"aggregation": "krum:1", "participation": 4}, "krum:1 needs at least 5 .* no more than 4 take part"),
         ({"aggregation": "krum:1", "participation": "2-4"}, "krum:1 needs at least 5 .* no more than 4 take part"),
         ({"aggregation": "krum:2", "participation": "independent:0.9"}, "krum:2 needs .* no more than 5 take part"),
         ({"aggregation": "multi-krum:1,5"}, "multi-krum:1,5 needs at least 6 .* no more than 5 take part"),
         ({"aggregation": "trimmed:0.1"}, "trimmed:0.1 needs at least 10 clients .* no more than 5 take part"),
-        (
-            {"aggregation": "krum:1", "new_clients": 1},
-            "no more than 4 take part: raise --participation or",
-        ),
-        (
-            {"aggregation": "median", "privacy": "client, noise=1"},
-            "The noise of --privacy client is made for a mean",
-        ),
+        ({"aggregation": "krum:1", "new_clients": 1}, "no more than 4 take part: raise --participation or"),
+        ({"aggregation": "median", "privacy": "client, noise=1"}, "The noise of --privacy client is made for a mean"),
         ({"aggregation": "norm-bound:1", "privacy": "client, noise=1"}, "leave --aggregation norm-bound:1.0 out"),
     ],
     ids=str,

@@ -28,18 +28,10 @@ from fedtailor.server.run_directory import FORMAT, RunDirectory, versions
 from fedtailor.studies.comparison import Comparing, make_comparison
 from fedtailor.studies.runner import done, perform
 from tests.helpers import assert_same, files, final, numbers, rewrite
-from tests.killing import killed_while_writing
+from tests.killing import in_a_process, killed_while_writing
 
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "clients": 2,
-    "max_train": 20,
-    "model": "mlp:4",
-    "rounds": 3,
-    "epochs": 1,
-    "engine": "in-process",
-    "checkpoint_every": 2,
-}
+SMALL: dict[str, Any] = {"data": "digits", "clients": 2, "max_train": 20, "model": "mlp:4", "rounds": 3, "epochs": 1,
+                         "engine": "in-process", "checkpoint_every": 2}  # fmt: skip
 METHOD = "pgfed"  # it has states of clients, and diagnostics
 
 
@@ -61,15 +53,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert manifest is not None
     assert (manifest.round, len(ft.load(folder / "half").rounds)) == (2, 3)
     return folder
-
-
-def in_a_process(work: Callable[[], object], code: int = 0) -> None:
-    from multiprocessing import get_context
-
-    process = get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode == code
 
 
 @pytest.fixture

@@ -149,10 +149,7 @@ OTHERS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "an image without a batch": (lambda: nn.Sequential(nn.Conv2d(12, 4, 3)), (5, 5)),
     "circular padding": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")), (1, 5, 5)),
     "an even kernel with padding": (lambda: nn.Sequential(nn.Conv2d(1, 4, 4, padding="same")), (1, 5, 5)),
-    "pools with places": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, return_indices=True)),
-        (1, 5, 5),
-    ),
+    "pools with places": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, return_indices=True)), (1, 5, 5)),
     "flat from another dimension": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(4, 4)), (3, 2, 2)),
     "forward hooks": (lambda: watched("register_forward_hook"), (4,)),
     "hooks before": (lambda: watched("register_forward_pre_hook"), (4,)),
