@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-
 TINY = torch.tensor(5e-324, dtype=torch.float64, device="cpu")
 
 
