@@ -57,7 +57,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         experiment = self.experiment
-        stop = experiment.on_failure == "stop"
+        self.title, stop = type(self.method).__name__, experiment.on_failure == "stop"
         self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
         self._participation = Participation.parse(experiment.participation)
         self._rule = Rule.parse(experiment.aggregation)
@@ -129,7 +129,8 @@ class Loop:
         with self._phase("checkpoints"):
             if self.directory is not None:
                 self.directory.sync()  # what was recorded lasts as long as the checkpoint
-                self.observations.sync()
+                if self.finished:
+                    self.observations.sync()
             self.checkpoint.write(self.finished, self.server.state, self.versions, transport.save, transport.prune)
 
     def round(self, number: int, transport: Transport) -> RoundRecord:
@@ -276,10 +277,6 @@ class Loop:
         for refused, why in total.put(client, None if reply.error else reply.upload).items():
             replies[refused].error = why
         reply.upload = {}
-
-    @property
-    def title(self) -> str:
-        return type(self.method).__name__
 
     @contextmanager
     def _phase(self, phase: str, what: str = "") -> Iterator[None]:

@@ -41,7 +41,7 @@ def training_cost(prepared: Prepared, n_samples: int) -> Cost:
     A change with the client's own share of the noise counts by that share: the server sees it alone.
     """
     privacy = prepared.terms.privacy
-    if privacy is None or not prepared.method.uploads:
+    if privacy is None or not prepared.terms.method.uploads:
         return {}
     assert privacy.noise is not None  # the plan says it
     if privacy.level == "sample":

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-
-def _flushes_denormals() -> bool:
-    """Find out whether numbers near 0 count as 0 here: PyTorch has a function that sets this, and none that tells."""
-    return bool(torch.tensor(5e-324, dtype=torch.float64, device="cpu").mul(2) == 0)
+TINY = torch.tensor(5e-324, dtype=torch.float64, device="cpu")
 
 
 def _use_mkldnn(on: bool) -> None:
@@ -24,7 +21,8 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     (lambda: torch.backends.mkldnn.enabled, _use_mkldnn, True),
-    (_flushes_denormals, torch.set_flush_denormal, False),
+    # Whether numbers near 0 count as 0: PyTorch has a function that sets this, and none that tells.
+    (lambda: bool(TINY.mul(2) == 0), torch.set_flush_denormal, False),
     (torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on), False),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on), False),

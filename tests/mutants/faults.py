@@ -388,7 +388,8 @@ FAULTS = [
           "tests/sites/test_ledger.py::test_without_its_ledger_a_site_answers_no_private_training"),
     Fault("a training is written down after it was done", "fedtailor/client/answers.py",
           "                self.spend()\n            reply = self.sites.handle(request)\n",
-          "                pass\n            reply = self.sites.handle(request)\n            if isinstance(request, Train):\n                self.spend()\n",
+          "                pass\n            reply = self.sites.handle(request)\n"
+          "            if isinstance(request, Train):\n                self.spend()\n",
           "tests/sites/test_ledger.py::test_a_training_is_written_down_before_it_begins"),
     Fault("two processes read the ledger before either writes", "fedtailor/sites/ledger.py",
           "with writing(self._lock), alone(self._lock):", "with writing(self._lock):",
@@ -480,7 +481,7 @@ FAULTS = [
           "tested[trained.index(max(trained))]", "max(tested)",
           "tests/studies/test_majority.py::test_it_is_that_of_the_most_frequent_training_class"),
     # --- What is shown ---
-    Fault("a spreadsheet runs a name", "fedtailor/_common/text.py", 'return f"\'{value}"', "return value",
+    Fault("a spreadsheet runs a name", "fedtailor/_common/text.py", "return f\"'{value}\"", "return value",
           "tests/cli/test_names_of_strangers.py::test_formulas_get_an_apostrophe"),
     Fault("a name steers the terminal", "fedtailor/_common/text.py", "return _IN_LINE.sub(_escape, str(text))",
           "return str(text)", "tests/cli/test_names_of_strangers.py::test_visible"),

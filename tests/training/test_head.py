@@ -80,13 +80,7 @@ def test_every_use_of_a_weight_counts() -> None:
     """By layers, by functions of their weights, and inside of PyTorch's own encoder."""
     found = [set(find_head(Attention(), head, TOKENS)) for head in range(1, 6)]
     added = [one - before for one, before in zip(found, [set(), *found], strict=False)]
-    assert added == [
-        {"head"},
-        {"functional"},
-        {"encoder.norm2"},
-        {"encoder.linear2"},
-        {"encoder.linear1"},
-    ]
+    assert added == [{"head"}, {"functional"}, {"encoder.norm2"}, {"encoder.linear2"}, {"encoder.linear1"}]
     names = trained_layers(Attention())
     most = find_head(Attention(), len(names) - 2, TOKENS)
     assert [name for name in names if name not in most] == ["", "unused"]  # the network's own, and what is not used
