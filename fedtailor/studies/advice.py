@@ -189,9 +189,8 @@ def _first_rung(budget: float, seconds: float) -> int:
 
 
 def _budget(seconds: float) -> float:
-    """Compute the inverse for the longest race, which ends early on a machine that is no slower then: so half as much
-    again does no harm."""
-    return 1.5 * SHARE * seconds * MOST / RUNGS[-1]
+    """Compute the inverse for the longest race, twofold: should the machine not be slower then, the race ends early."""
+    return 2 * SHARE * seconds * MOST / RUNGS[-1]
 
 
 def _rank(candidate: Candidate) -> float:

@@ -16,7 +16,7 @@ from fedtailor.studies.measures import Values
 from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.predictions import outputs, sample_scores
 
-POINTS = 8  # of a learning curve, over the rounds that a candidate is measured along
+POINTS = 8  # of a learning curve, at least, along rounds that are measured (or each of them, if they are fewer)
 
 Report = Callable[[str, int, int], None]  # of progress: a title, rounds done, rounds to do
 
