@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -90,24 +91,19 @@ GROUPS = {
 REAL_SITES = "Real sites"  # the title of both in `--help`
 AT_WORK = {
     *("run", "resume", "report", "compare", "tune", "advise", "leak", "export", "adapt", "reproduce")
-}  # commands that take their time: they have the switches
-SWITCHES = ("quiet", "verbose")  # before a command or behind it; warnings and errors are shown always
+}  # commands that take their time: they have the switches, which may also stand before them
 PANEL = "Output"
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 JsonOfMany = Annotated[bool, typer.Option("--json", rich_help_panel=PANEL, help="for programs")]  # of many options
 STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
+@dataclass
 class Loudness:
-    """The state of the switches in this process."""
+    """The state of the switches in this process. Warnings and errors are shown always."""
 
-    quiet = verbose = False
-
-    def add(self, quiet: bool = False, verbose: bool = False) -> None:
-        """Take the switches that stand at a place of the command line."""
-        self.quiet, self.verbose = self.quiet or quiet, self.verbose or verbose
-        if self.quiet and self.verbose:
-            raise FedtailorError("--quiet and --verbose exclude each other: give one of them.")
+    quiet: bool = False
+    verbose: bool = False
 
 
 loudness = Loudness()
@@ -120,7 +116,10 @@ class Command(TyperCommand):
         print_help(self, ctx)
 
     def invoke(self, ctx: Any) -> Any:
-        loudness.add(**{name: ctx.params.pop(name) for name in SWITCHES if name in ctx.params})
+        loudness.quiet |= ctx.params.pop("quiet", False)
+        loudness.verbose |= ctx.params.pop("verbose", False)
+        if loudness.quiet and loudness.verbose:
+            raise FedtailorError("--quiet and --verbose exclude each other: give one of them.")
         return super().invoke(ctx)
 
 
@@ -156,7 +155,7 @@ def _built(name: str, module: str) -> Any:
     alone.command(name, cls=Command)(getattr(importlib.import_module(f"fedtailor.cli.{module}"), name))
     command = typer.main.get_command(alone)
     if name in AT_WORK:
-        command.params += [option for option in typer.main.get_command(app).params if option.name in SWITCHES]
+        command.params += [option for option in typer.main.get_command(app).params if option.name in vars(loudness)]
     return command
 
 
@@ -193,8 +192,7 @@ def _begin(
     if version:
         typer.echo(f"fedtailor {__version__}")
         raise typer.Exit
-    loudness.quiet = loudness.verbose = False
-    loudness.add(quiet, verbose)
+    loudness.quiet, loudness.verbose = quiet, verbose
 
 
 for title, commands in BY_PURPOSE.items():

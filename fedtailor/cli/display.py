@@ -195,7 +195,7 @@ class RoundProgress:
         self.progress = progress
         self.bytes = 0
         self.metric: Metric | None = None
-        self.task = progress.add_task(visible(title), total=rounds, status="setting up", unit="round", lines="each")
+        self.task = progress.add_task(title, total=rounds, status="setting up", unit="round", lines="each")
 
     def start(self, loop: "Loop") -> None:
         """Show how far the run is when it begins or goes on."""

@@ -23,6 +23,7 @@ from fedtailor.cli.display import (
     say,
     setup_lines,
     table_of,
+    visible,
     working,
 )
 from fedtailor.cli.options import (
@@ -154,7 +155,7 @@ def resume(
     given |= {"data_dir": data_dir}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress_bars() as bars:
-        bar = RoundProgress(bars, str(directory), None)
+        bar = RoundProgress(bars, visible(directory), None)
         try:
             result = resume_run(
                 directory, add_clients=add_client, trust=trust, on_round=bar.round, on_start=bar.start, **changes

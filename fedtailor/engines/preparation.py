@@ -5,6 +5,7 @@ here, before the first file is written.
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -133,7 +134,13 @@ class Prepared:
             notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
         if self.budget:
             notes.append(self.budget.in_words(experiment.rounds))
-        upload = _first_upload(self)
+        upload: Message | None = None  # tensors like those of round 1, if the method can say: it will when it starts
+        with suppress(Exception):  # a method's own fault, of any kind
+            server = _started(self)
+            server.round = 1
+            left_out = terms.method.recorded if terms.privacy else set()
+            expected = expected_upload(terms.method, server, 0)
+            upload = {name: tensor for name, tensor in expected.items() if name not in left_out}
         return Setup(
             network=experiment.model,
             layers=describe_layers(terms.network),
@@ -143,18 +150,6 @@ class Prepared:
             numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
             bytes=None if upload is None else message_bytes(upload),
         )
-
-
-def _first_upload(prepared: Prepared) -> Message | None:
-    """Tensors like those that a client uploads in round 1; None if the method cannot say: it will when it starts."""
-    try:
-        server = _started(prepared)
-        server.round = 1
-        upload = expected_upload(prepared.terms.method, server, 0)
-        left_out = prepared.terms.method.recorded if prepared.terms.privacy else set()
-        return {name: tensor for name, tensor in upload.items() if name not in left_out}
-    except Exception:  # a method's own fault, of any kind
-        return None
 
 
 def _started(prepared: Prepared) -> Server:

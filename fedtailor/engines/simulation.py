@@ -1,8 +1,8 @@
 """A server, its sites and the transport between them, on one machine."""
 
 from collections import Counter
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -186,27 +186,24 @@ def create(path: Path, prepared: Prepared, transport: Transport | None = None) -
     directory = RunDirectory.create(
         path, prepared.experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric, prepared.hostile
     )
-    with _unlocked_on_failure(directory):
-        return Simulation(prepared, directory, transport)
+    with ExitStack() as on_failure:
+        on_failure.callback(directory.unlock)
+        run = Simulation(prepared, directory, transport)
+        on_failure.pop_all()
+        return run
 
 
 def reopen(path: Path, experiment: Experiment, objects: Objects, transport: Transport | None = None) -> Simulation:
     """Open the simulation of a run directory, to go on with after `restore`."""
     directory = RunDirectory(path)
     directory.lock()
-    with _unlocked_on_failure(directory):
+    with ExitStack() as on_failure:
+        on_failure.callback(directory.unlock)
         prepared = prepare(experiment, objects)
         directory.check(prepared.data, prepared.terms.fingerprint, prepared.hostile)
-        return Simulation(prepared, directory, transport)
-
-
-@contextmanager
-def _unlocked_on_failure(directory: RunDirectory) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        directory.unlock()
-        raise
+        run = Simulation(prepared, directory, transport)
+        on_failure.pop_all()
+        return run
 
 
 def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simulation:
