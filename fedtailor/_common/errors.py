@@ -30,9 +30,16 @@ class ClientNote(UserWarning):
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedtailorError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    near = get_close_matches(str(name)[:100].lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {shown(near[0])}?" if near else f"known are {listed(known)}."
+    near = nearest(name, known)
+    hint = f"known are {listed(known)}." if near is None else f"did you mean {shown(near)}?"
     return FedtailorError(f"There is no {kind} {shown(name)}: {hint}")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Find the name that is most like this one, whatever their case; None if none is like it (1: equal)."""
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(str(name)[:100].lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[near[0]] if near else None
 
 
 def brief(error: BaseException) -> str:

@@ -202,6 +202,12 @@ def data(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="seed of the partition")] = 0,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=completer_of("loss"), help="mse: the labels of a table are numbers"
+        ),
+    ] = None,
     client: Annotated[str | None, typer.Option(metavar="ID", help="of a table: the columns of this client")] = None,
     json: Json = False,
 ) -> None:
@@ -209,33 +215,41 @@ def data(
 
     The table has the number of each client's training, validation and test samples, and of its samples of each class.
     Of a CSV file or another table, it also shows the columns: what each is, its range or its values, missing cells.
+    With numbers to predict, it shows their mean, spread and range in place of classes.
 
     [bold]Examples[/]
       fedtailor data
       fedtailor data digits --clients 10 --partition dirichlet:0.3
       fedtailor data patients.csv --label-column diagnosis --client-column hospital
+      fedtailor data patients.csv --label-column days --client-column hospital --loss mse
     """
     directory = settings.get("data_dir")
     if data is None:
-        if client is not None or len(settings) > (directory is not None):
+        if client is not None or loss is not None or len(settings) > (directory is not None):
             raise FedtailorError(
                 "These options say how a data set is partitioned: name one, as in `fedtailor data digits`."
             )
         _list_data(directory, json)
         return
-    from fedtailor.cli.features import describe_features, show_features
-    from fedtailor.engines.preparation import load_dataset, partition_data
+    from fedtailor.cli.features import describe_features, describe_targets, show_features, show_targets
+    from fedtailor.engines.preparation import find_loss, load_dataset, partition_data
     from fedtailor.server.run_directory import describe
 
+    if loss is not None:
+        find_loss(loss)
+        settings = {**settings, "loss": loss}
     experiment = make_experiment({**settings, "data": data, "seed": seed})
     dataset = load_dataset(experiment)
     federated = partition_data(experiment, dataset)
     if client is not None and not dataset.columns:
         raise FedtailorError(f"--client shows the columns of a table: leave it out for {data!r}.")
     if json:
-        print_json({**describe(federated), **(describe_features(dataset, federated) if dataset.columns else {})})
+        about = {**describe(federated), **(describe_features(dataset, federated) if dataset.columns else {})}
+        print_json({**about, "targets": describe_targets(federated)} if federated.targets == "numbers" else about)
         return
-    if client is None:
+    if client is None and federated.targets == "numbers":
+        show_targets(federated)
+    elif client is None:
         _show_partition(federated)
     if dataset.columns:
         show_features(dataset, federated, client)

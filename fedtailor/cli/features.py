@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 SHOWN = 6  # values of a category
 CELL = 14  # characters of a client's cell
 MOST_CLIENTS = 30
+_OF_TARGETS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 
 
 def describe_features(dataset: "Dataset", federated: "FederatedData") -> dict[str, Any]:
@@ -39,6 +40,33 @@ def show_features(dataset: "Dataset", federated: "FederatedData", client: str | 
     for line in data_lines([federated])[1:]:
         say(line)
     _show_clients(federated)
+
+
+def describe_targets(federated: "FederatedData") -> dict[str, list[dict[str, float]]]:
+    """Describe the numbers to predict: each client's mean, standard deviation and range, one entry a target."""
+    found = {}
+    for name, (start, *_, end) in zip(federated.names, federated.places, strict=True):
+        y = federated.y[start:end].double().numpy()
+        found[name] = [
+            {name: float(of(values)) for name, of in _OF_TARGETS.items()} for values in y.reshape(len(y), -1).T
+        ]
+    return found
+
+
+def show_targets(federated: "FederatedData") -> None:
+    """Print each client's samples, and the mean, standard deviation and range of the numbers to predict."""
+    samples, several = int(federated.bounds.diff(dim=1).sum()), federated.n_outputs > 1
+    rows = []
+    for (name, targets), sizes in zip(
+        describe_targets(federated).items(), federated.bounds.diff(dim=1).tolist(), strict=True
+    ):
+        for place, target in enumerate(targets):
+            client = f"{visible(name)}{' (new)' if federated.names.index(name) in federated.new else ''}"
+            which = [str(place)] if several else []
+            rows.append([client, "+".join(map(str, sizes)), *which, *(f"{value:.6g}" for value in target.values())])
+    title = f"{federated.name}: {samples:,} samples, {federated.n_clients} clients"
+    out.print(table_of(title, ("client", "samples", *(["target"] if several else []), *_OF_TARGETS), rows))
+    out.print("Samples: training + validation + test. Numbers to predict: mean, standard deviation and range of all.")
 
 
 def _columns(dataset: "Dataset") -> list[dict[str, Any]]:

@@ -40,12 +40,21 @@ class Cells:
     """A column's cells.
 
     `role` is what the column is for, if it is no feature: its texts are then taken as they are, and none may be
-    missing. `kind` is what the user says of a feature. `again` says that texts came after numbers: the column must be
-    read once more, from the beginning, with `kind` "text".
+    missing, unless it `drops` lines without a label. `kind` is what the user says of a feature. `again` says that texts
+    came after numbers: the column must be read once more, from the beginning, with `kind` "text".
     """
 
-    def __init__(self, name: str, place: Place, kind: str | None = None, role: str = "", decimal: str = ".") -> None:
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        kind: str | None = None,
+        role: str = "",
+        decimal: str = ".",
+        drops: bool = False,
+    ) -> None:
         self.name, self.place, self.kind, self.role, self.decimal = name, place, kind, role, decimal
+        self.may_miss = drops and role in ("label", "target")
         self.reads_numbers = kind in (None, "number") and (not role or role == "target")
         self.again = self.too_many = False
         self.texts: list[str] = []  # the different ones
@@ -62,6 +71,24 @@ class Cells:
     def codes(self) -> NDArray[np.int64]:
         """Each cell's place in `texts`; -1 where it is missing."""
         return np.concatenate([np.empty(0, np.int64), *self._parts]).astype(np.int64)
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Which cells are not missing."""
+        return self.codes >= 0 if self.numbers is None else ~np.isnan(self.numbers)
+
+    def keep(self, rows: NDArray[np.bool_]) -> None:
+        """Keep these cells alone, and the texts that they have."""
+        if not self._parts:
+            return
+        kept = np.concatenate(self._parts)[rows]
+        if not self.reads_numbers:
+            used = np.unique(kept[kept >= 0]).astype(np.int64)
+            number = np.full(len(self.texts) + 1, -1, dtype=np.int32)  # the last entry serves -1: missing
+            number[used] = np.arange(len(used))
+            kept = number[kept.astype(np.int64)]
+            self.texts, self.lines = ([kind[code] for code in used] for kind in (self.texts, self.lines))
+        self._parts = [kept]
 
     def add(self, cells: Sequence[str], lines: Sequence[int]) -> None:
         """Take the next cells, of these lines."""
@@ -82,7 +109,7 @@ class Cells:
     def add_numbers(self, numbers: Floats) -> None:
         """Take numbers that are numbers already."""
         if self.reads_numbers:
-            self._check_present(numbers, range(len(numbers)))
+            self._check_present(numbers, ["NaN"] * len(numbers), range(len(numbers)))
             self._parts.append(numbers)
         else:
             texts = {value: _written(value) for value in np.unique(numbers[~np.isnan(numbers)]).tolist()}
@@ -101,16 +128,19 @@ class Cells:
                     raise self._refused(lines[odd], cells[odd], "give a number, or nothing if it is missing") from None
                 return None
             numbers = np.array(found, dtype=np.float64)
-        self._check_present(numbers, lines)
+        self._check_present(numbers, cells, lines)
         return numbers
 
-    def _check_present(self, numbers: Floats, lines: Sequence[int]) -> None:
-        if self.role and np.isnan(numbers).any():
-            raise self._refused(lines[int(np.isnan(numbers).argmax())], "", "give a number")
+    def _check_present(self, numbers: Floats, cells: Sequence[str], lines: Sequence[int]) -> None:
+        if self.role and not self.may_miss and np.isnan(numbers).any():
+            first = int(np.isnan(numbers).argmax())
+            raise self._refused(lines[first], cells[first], "give a number, or say --drop-unlabelled")
 
     def _new(self, cell: str, line: int) -> int:
         """Number a text that was not seen before."""
         text = cell.strip()
+        if self.may_miss and text.lower() in NO_LABELS:
+            return self._codes.setdefault(cell, -1)
         if self.role:
             self._check_name(text, line)
         elif text.lower() in MISSING:
@@ -132,15 +162,16 @@ class Cells:
         return self._codes.setdefault(cell, self._codes[text])
 
     def _check_name(self, name: str, line: int) -> None:
-        if not name:
-            raise FedtailorError(f"{self.place(line)} has nothing in column {self.name!r}: fill it in.")
         if self.role == "label" and name.lower() in NO_LABELS:
-            raise self._refused(line, name, "fill it in, or remove that line")
+            raise self._refused(line, name, "fill it in, or say --drop-unlabelled")
+        if not name:
+            raise self._refused(line, name, "fill it in")
         if "\0" in name or len(name) > LONGEST:
             raise self._refused(line, name, f"give a name of at most {LONGEST} characters")
 
     def _refused(self, line: int, cell: str, remedy: str) -> FedtailorError:
-        return FedtailorError(f"{self.place(line)} has {shown(cell)} in column {shown(self.name)}: {remedy}.")
+        what = shown(cell) if cell.strip() else "nothing"
+        return FedtailorError(f"{self.place(line)} has {what} in column {shown(self.name)}: {remedy}.")
 
 
 def _written(value: float) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._common.errors import FedtailorError, listed, shown, unknown
+from fedtailor._common.errors import FedtailorError, listed, nearest, shown, unknown
 from fedtailor.data.cells import Cells, number
 
 Kind = Literal["number", "category"]
@@ -17,6 +17,7 @@ KINDS = ("number", "category", "ignore")
 FEW = 20  # different texts that are categories in any case
 MANY = 100  # different texts that are not, unless the user says so
 MOSTLY = 0.8  # share of numbers among the cells of a column in which another text is a mistake
+LIKE = 0.7  # likeness from which on a column may be meant by another name
 DIFFERENT = 0.9  # share of different texts that makes a column an id
 _ID = re.compile(r"|(.*[\W_])?(id|ID|Id|uuid|UUID|guid|GUID)|\w*[a-z]I[dD]|[Ii]ndex|Unnamed: 0|mrn|MRN|ssn|SSN")
 _CLOCK = r"([T ]\d{1,2}:\d\d(:\d\d(\.\d+)?)?( ?[Zz]|[+-]\d\d:?\d\d)?)?"
@@ -50,7 +51,9 @@ def check_named(said: Iterable[str], header: list[str], where: str) -> None:
     """Refuse kinds for columns that are not there."""
     for name in said:
         if name not in header:
-            raise FedtailorError(f"{where} has no column {shown(name)}: its columns are {listed(header)}.")
+            near = nearest(name, header, LIKE)
+            hint = f"its columns are {listed(header)}." if near is None else f"did you mean {shown(near)}?"
+            raise FedtailorError(f"{where} has no column {shown(name)}: {hint}")
 
 
 def decide(name: str, cells: Cells, said: str | None) -> tuple[Column | None, str]:

@@ -86,15 +86,17 @@ class CsvFile:
             raise FedtailorError(f"The file {self.path} names a column twice, {shown(twice)}: name each differently.")
         return header
 
-    def cells(self, header: list[str], kinds: Mapping[str, tuple[str | None, str]]) -> dict[str, Cells]:
+    def cells(
+        self, header: list[str], kinds: Mapping[str, tuple[str | None, str]], drops: bool = False
+    ) -> dict[str, Cells]:
         """Read these columns: what the user says of each, and its role. Texts may come after many numbers: then the
-        file is read a second time."""
-        found = self._read(header, kinds)
+        file is read a second time. `drops` says that lines without a label will be left out."""
+        found = self._read(header, kinds, drops)
         again: dict[str, tuple[str | None, str]] = {name: ("text", "") for name, cells in found.items() if cells.again}
-        return found | self._read(header, again) if again else found
+        return found | self._read(header, again, drops) if again else found
 
-    def _read(self, header: list[str], kinds: Mapping[str, tuple[str | None, str]]) -> dict[str, Cells]:
-        found = {name: Cells(name, self._place, *kinds[name], self.decimal) for name in kinds}
+    def _read(self, header: list[str], kinds: Mapping[str, tuple[str | None, str]], drops: bool) -> dict[str, Cells]:
+        found = {name: Cells(name, self._place, *kinds[name], self.decimal, drops) for name in kinds}
         places = [(place, found[name]) for place, name in enumerate(header) if name in found]
         count = 0
         with self.text() as text:
@@ -119,9 +121,9 @@ class CsvFile:
             if not cells:
                 continue
             if len(cells) != width:
+                many = f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
                 raise FedtailorError(
-                    f"Line {reader.line_num} of {self.path} has {len(cells)} cells, but the header {width}: mend that "
-                    "line."
+                    f"Line {reader.line_num} of {self.path} has {many}, but the header {width}: mend that line."
                 )
             yield reader.line_num, cells
 

@@ -113,7 +113,8 @@ def _unseen(column: PreparedColumn, count: int, strange: list[str], name: str, r
     known = f": {listed(strange[:3])}{', …' if len(strange) > 3 else ''}"
     what, known = ("that are rare in training, or not there", "") if rare > 1 else ("that training did not have", known)
     if count:
+        cells = f"{count} cell{'' if count == 1 else 's'}"
         yield (
-            f"In {name}, cells of {shown(column.name)} have values {what} ({count} cells{known}): they count as none "
-            "of its values."
+            f"In {name}, cells of {shown(column.name)} have values {what} ({cells}{known}): they count as none of its "
+            "values."
         )

@@ -47,7 +47,7 @@ def load(
     own = None if base in DATA_SETS else _own_path(name, root)
     json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)
     table, folder = own is not None and is_table(own), own is not None and own.is_dir() and not json and not stored
-    if not table and (said := next((key for key, value in settings.items() if value is not None), None)):
+    if not table and (said := next((key for key, value in settings.items() if value not in (None, False)), None)):
         option = f"--{said.replace('_', '-')}"
         raise FedtailorError(f"Options like {option} are for CSV files and other tables: leave it out for {name!r}.")
     if image_size is not None and not folder:

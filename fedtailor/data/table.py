@@ -1,6 +1,6 @@
 """The user's own table: a CSV or Parquet file, or a pandas table, whose columns are features and a few roles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor._common.errors import FedtailorError, listed, shown
+from fedtailor._common.errors import FedtailorError, listed, nearest, shown
+from fedtailor.data import telling_columns
 from fedtailor.data.arrays import encode
 from fedtailor.data.cells import Cells, number
-from fedtailor.data.columns import FEW, Column, check_named, decide, parse_columns
+from fedtailor.data.columns import FEW, LIKE, Column, check_named, decide, parse_columns
 from fedtailor.data.csv_file import CsvFile
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from fedtailor.data.foreign_files import check_size
@@ -37,6 +38,7 @@ class TableSettings(TypedDict, total=False):
     group: str | None
     split_column: str | None
     columns: str | None
+    drop_unlabelled: bool
     separator: str | None
     decimal: str | None
     encoding: str | None
@@ -62,7 +64,7 @@ def read_table(path: Path, settings: TableSettings, purpose: Purpose) -> Dataset
         return from_columns(path.name, read_parquet(path), settings, purpose, f"The file {path}")
     file = _csv_file(path, settings)
     plan = _Plan(file.header(), settings, purpose, f"The file {path}")
-    return plan.dataset(path.name, file.cells(plan.header, plan.kinds), file.notes)
+    return plan.dataset(path.name, file.cells(plan.header, plan.kinds, plan.drops), file.notes)
 
 
 def column_names(path: Path, settings: TableSettings) -> list[str]:
@@ -92,7 +94,9 @@ def from_columns(
     plan = _Plan(list(columns), settings, purpose, where)
     cells = {}
     for column, (kind, role) in plan.kinds.items():
-        cells[column] = Cells(column, lambda row: f"Row {row} of {where[0].lower() + where[1:]}", kind, role)
+        cells[column] = Cells(
+            column, lambda row: f"Row {row} of {where[0].lower() + where[1:]}", kind, role, drops=plan.drops
+        )
         add_array(cells[column], columns[column])
     return plan.dataset(name, cells)
 
@@ -119,6 +123,7 @@ class _Plan:
 
     def __init__(self, header: list[str], settings: TableSettings, purpose: Purpose, where: str) -> None:
         self.header, self.purpose, self.where = header, purpose, where
+        self.drops = settings.get("drop_unlabelled", False)
         self.known = {name: kind for name, kind in (purpose.knows or {}).items() if name in header}
         features = {name for name, kind in self.known.items() if kind != "ignore"}
         said = parse_columns(settings.get("columns") or "")
@@ -147,9 +152,10 @@ class _Plan:
         if asked["client"] is None and CLIENT in self.header and CLIENT not in features:
             asked["client"] = CLIENT
         if (asked["label"] is None and self.purpose.labelled) or asked["label"] not in (None, *self.header):
-            wanted = (
-                f"label column {asked['label']!r}" if asked["label"] else f"label column (one of {', '.join(LABELS)})"
-            )
+            named = asked["label"]
+            wanted = f"label column {shown(named)}" if named else f"label column (one of {', '.join(LABELS)})"
+            if named and (near := nearest(named, self.header, LIKE)) is not None:
+                raise FedtailorError(f"{self.where} has no {wanted}: did you mean {shown(near)}?")
             raise FedtailorError(
                 f"{self.where} has no {wanted}: its columns are {listed(self.header)}; "
                 "say which one holds the labels with --label-column."
@@ -171,6 +177,8 @@ class _Plan:
 
     def dataset(self, name: str, cells: Mapping[str, Cells], notes: tuple[str, ...] = ()) -> Dataset:
         """Put the columns that were read together."""
+        if self.drops and (label := self.roles.get("label")) is not None:
+            notes = (*notes, *self._drop(name, cells, cells[label].present))
         roles = [self.roles[role] for role in ("group", "split") if role in self.roles]
         columns, ignored = [], list(dict.fromkeys([*roles, *(n for n, kind in self.said.items() if kind == "ignore")]))
         for column in (one for one in cells if one not in self.roles.values()):
@@ -193,6 +201,9 @@ class _Plan:
                 f"{len(y)} samples, and each counts as a class: for a regression say --loss mse.",
             )
         client, names = found.get("client") or (None, ())
+        if self.purpose.labelled and not self.purpose.knows:
+            asked = [(place, one) for place, one in enumerate(columns) if one.name not in self.said]  # by nobody
+            notes = (*notes, *self._telling(name, x, asked, client, y))
         group, groups = found.get("group") or (None, ())
         part, _ = found.get("split") or (None, ())
         return Dataset(
@@ -210,6 +221,24 @@ class _Plan:
             notes=notes,
             group_names=groups,
         )
+
+    def _telling(
+        self, name: str, x: Tensor, columns: list[tuple[int, Column]], client: Tensor | None, y: Tensor
+    ) -> Iterator[str]:
+        """Point out the features that tell the client or the label."""
+        places, features = [place for place, _ in columns], [column for _, column in columns]
+        who = None if client is None else client.numpy()
+        yield from telling_columns.notes(name, x.numpy()[:, places], features, who, self.roles.get("label"), y.numpy())
+
+    def _drop(self, name: str, cells: Mapping[str, Cells], labelled: NDArray[np.bool_]) -> Iterator[str]:
+        """Leave out the lines without a label, and say how many they are."""
+        if not labelled.any():
+            raise FedtailorError(f"{self.where} has no label in column {shown(self.roles['label'])}: give some.")
+        if count := int((~labelled).sum()):
+            for column in cells.values():
+                column.keep(labelled)
+            are = "has no label and is" if count == 1 else "have no label and are"
+            yield f"{count:,} of the {len(labelled):,} lines of {name} {are} left out (--drop-unlabelled)."
 
     def _samples(self, cells: Mapping[str, Cells], columns: list[Column]) -> Tensor:
         values = []

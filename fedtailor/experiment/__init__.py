@@ -41,6 +41,8 @@ def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> st
     """A checksum of all that decides a run's numbers: equal experiments have equal ones. `parameters` are the method's,
     complete."""
     settings = {**deciding_settings(experiment), "parameters": dict(parameters)}
+    if not experiment.drop_unlabelled:  # younger than the names of recorded runs, which would be others with it
+        del settings["drop_unlabelled"]
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

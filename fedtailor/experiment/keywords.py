@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     group: str | None
     split_column: str | None
     columns: str | Mapping[str, str] | None
+    drop_unlabelled: bool
     preprocessing: Literal["federated", "per-client", "none"]
     rare: int
     separator: str | None

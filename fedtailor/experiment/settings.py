@@ -18,11 +18,12 @@ from fedtailor.training.schedule import RateSchedule
 DATA_SETTINGS = (
     "data", "data_dir", "clients", "partition", "split", "stratify", "test", "validation", "min_samples", "max_train",
     "new_clients", "pixels", "labels", "label_column", "client_column", "group", "split_column", "columns",
-    "preprocessing", "rare", "separator", "decimal", "encoding", "image_size",
+    "drop_unlabelled", "preprocessing", "rare", "separator", "decimal", "encoding", "image_size",
 )  # fmt: skip
 # What may be said of a table, such as a CSV file.
 TABLE_SETTINGS = (
-    "label_column", "client_column", "group", "split_column", "columns", "separator", "decimal", "encoding",
+    "label_column", "client_column", "group", "split_column", "columns", "drop_unlabelled", "separator", "decimal",
+    "encoding",
 )  # fmt: skip
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
 EXECUTION_ONLY = {
@@ -138,6 +139,7 @@ class Experiment(_Strict):
         None,
         description="columns of a table by what they are, as in 'age=number, ward=category, id=ignore' [found out]",
     )
+    drop_unlabelled: bool = Field(False, description="leave out the lines of a table that have no label")
     preprocessing: Literal["federated", "per-client", "none"] = Field(
         "federated",
         description="how the numbers of a table are standardised: by the mean and the deviation that all clients agree "

@@ -38,6 +38,7 @@ class SiteFile(FileOf):
     group: str | None = None
     split_column: str | None = None
     columns: str | None = None
+    drop_unlabelled: bool = False
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None

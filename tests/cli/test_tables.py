@@ -118,3 +118,32 @@ def test_a_hospital_joins_with_a_table_of_its_own(how: str, hospitals: list[dict
     for one, other in zip(rows(of_run), rows(of_file), strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], abs=1e-6)
+
+
+def test_a_regressions_table_is_looked_at_as_one(hospitals: list[dict[str, Any]], call: Call) -> None:
+    rows = [{**row, "days": str(number % 9 + 0.5) if number else "NA"} for number, row in enumerate(hospitals)]
+    write("stays.csv", rows, separator=";")
+    words = (
+        "data",
+        "stays.csv",
+        "--label-column",
+        "days",
+        "--client-column",
+        "hospital",
+        "--columns",
+        "diagnosis=ignore",
+    )
+    assert "has 'NA' in column 'days': give a number" in refusal(call, *words, "--loss", "mse")
+    assert "hold fractions or NaN" in refusal(call, *words, "--drop-unlabelled")
+    asked = (*words, "--loss", "mse", "--drop-unlabelled")
+    answer = json.loads(done(call(*asked, "--json")))
+    own = [float(row["days"]) for row in rows[1:] if row["hospital"] == "south"]
+    (target,) = answer["targets"]["south"]
+    assert (target["min"], target["max"]) == (min(own), max(own))
+    assert target["mean"] == pytest.approx(sum(own) / len(own))
+    said = done(call(*asked))
+    assert "Numbers to predict: mean, standard deviation and range" in said
+    assert f"1 of the {len(rows)} lines of stays.csv has no label and is left out" in said
+    assert any(line.split()[:1] == ["south"] and f"{target['mean']:.6g}" in line for line in said.splitlines())
+    assert "There is no loss 'msee'" in refusal(call, *words, "--loss", "msee")
+    assert "These options say how a data set is partitioned" in refusal(call, "data", "--loss", "mse")

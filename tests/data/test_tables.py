@@ -14,8 +14,9 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, from_list, load
 from fedtailor.data.csv_file import CELLS
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
+from fedtailor.data.table import Purpose, from_frame
 from fedtailor.engines.preparation import load_dataset
-from fedtailor.experiment import make_experiment
+from fedtailor.experiment import experiment_hash, make_experiment
 
 NAN = float("nan")
 
@@ -35,7 +36,7 @@ def same(x: torch.Tensor, rows: list[list[float]]) -> bool:
 
 def column(name: str, cells: list[str]) -> str:
     """A table with these cells in one column, and in another to be left over."""
-    return f"{name},z,label\n" + "".join(f"{cell},1.5,{'ab'[k % 2]}\n" for k, cell in enumerate(cells))
+    return f"{name},z,label\n" + "".join(f"{cell},1.5,{'ab'[k // 2 % 2]}\n" for k, cell in enumerate(cells))
 
 
 def test_categories_and_missing_cells(tmp_path: Path) -> None:
@@ -187,13 +188,16 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
     assert load_dataset(experiment).y.tolist() == [[0.5], [3]]
     with pytest.raises(FedtailorError, match=r"Line 3 of .* has 'ill' in column 'label': give a number"):
         read(tmp_path, "a,label\n1,0.5\n2,ill\n", regression=True)
-    with pytest.raises(FedtailorError, match=r"Line 3 of .* in column 'label': give a number"):
-        read(tmp_path, "a,label\n1,0.5\n2,NA\n", regression=True)
+    for missing, what in (("NA", "'NA'"), ("nan", "'nan'"), ("", "nothing")):
+        with pytest.raises(FedtailorError, match=rf"Line 3 of .* has {what} in column 'label': give a number"):
+            read(tmp_path, f"a,label\n1,0.5\n2,{missing}\n", regression=True)
 
 
 def test_labels_that_are_missing_are_refused(tmp_path: Path) -> None:
     for missing in ("NA", "?", "nan", "null"):
-        with pytest.raises(FedtailorError, match=r"Line 3 of .* in column 'label': fill it in, or remove that line"):
+        with pytest.raises(
+            FedtailorError, match=r"Line 3 of .* in column 'label': fill it in, or say --drop-unlabelled"
+        ):
             read(tmp_path, f"a,label\n1,ill\n2,{missing}\n")
     assert read(tmp_path, "a,label\n1,none\n2,-\n").classes == ("-", "none")
 
@@ -282,3 +286,106 @@ def test_numbers_that_count_as_classes_are_pointed_out(tmp_path: Path) -> None:
     assert "'y' of own.csv has 25 different numbers in 100 samples, and each counts as a class" in note
     path.write_text("x,y\n" + "".join(f"{k % 7},{k % 25}\n" for k in range(200)))
     assert not any("counts as a class" in note for note in load(str(path)).notes)  # 8 samples of each
+
+
+@pytest.mark.parametrize(
+    ("regression", "labels"), [(False, ["ill", "NA", "well", "", "?"]), (True, "1 NA 2  ?".split(" "))]
+)
+def test_lines_without_a_label_can_be_dropped(tmp_path: Path, regression: bool, labels: list[str]) -> None:
+    lines = zip("12345", ["x", "gone", "y", "x", "gone"], ["p", "q", "r", "p", "q"], labels, strict=True)
+    text = "a,ward,client,label\n" + "".join(",".join(line) + "\n" for line in lines)
+    with pytest.raises(FedtailorError, match="say --drop-unlabelled"):
+        read(tmp_path, text, regression=regression)
+    data = read(tmp_path, text, regression=regression, drop_unlabelled=True)
+    assert data.notes[0] == "3 of the 5 lines of own.csv have no label and are left out (--drop-unlabelled)."
+    assert same(data.x, [[1, 0], [3, 1]])
+    assert (data.columns[1].values, data.client_names) == (("x", "y"), ("p", "r"))
+    assert (data.y.tolist(), data.classes) == (([[1], [2]], ()) if regression else ([0, 1], ("ill", "well")))
+    one = read(tmp_path, "a,label\n1,x\n2,\n3,y\n", drop_unlabelled=True)
+    assert one.notes[0] == "1 of the 3 lines of own.csv has no label and is left out (--drop-unlabelled)."
+    assert read(tmp_path, "a,label\n1,x\n3,y\n", drop_unlabelled=True).notes == ()
+    with pytest.raises(FedtailorError, match="has no label in column 'label'"):
+        read(tmp_path, "a,label\n1,\n2,NA\n", drop_unlabelled=True)
+    frame = {"a": np.arange(3.0), "label": np.array([0.5, NAN, 2.0])}
+    experiment = make_experiment({"loss": "mse", "drop_unlabelled": True})
+    pandas = pytest.importorskip("pandas")
+    assert load_dataset(experiment, pandas.DataFrame(frame)).y.tolist() == [[0.5], [2.0]]
+
+
+def test_dropping_nothing_leaves_a_runs_name_as_it_was() -> None:
+    """Runs that were recorded before there was this setting are found again."""
+    usual, drops = (make_experiment({"drop_unlabelled": drop}) for drop in (False, True))
+    assert experiment_hash(usual, {}) == "6c44d94e0d92c28937b1393fb410a52149f23cddb9f65d0e6f261b23677d2a4a"
+    assert experiment_hash(drops, {}) != experiment_hash(usual, {})
+
+
+def table_of_columns(**columns: Any) -> dict[str, Any]:
+    """Forty lines of four clients; the labels and `free` are at random."""
+    drawn = np.random.default_rng(0)
+    usual = {"client": np.repeat(list("abcd"), 10), "label": drawn.integers(0, 2, 40), "free": drawn.integers(0, 4, 40)}
+    return {**usual, **columns}
+
+
+def noted(table: dict[str, Any], mse: bool = False, columns: str | None = None) -> str:
+    return " ".join(from_frame(table, {"columns": columns}, Purpose(regression=mse)).notes)
+
+
+def test_columns_that_are_functions_of_the_client_are_named() -> None:
+    store, missing = np.repeat([3.0, 7.0, 1.0, 3.0], 10), np.repeat([NAN, 1.0, NAN, 1.0], 10)
+    copies = table_of_columns(store=store, region=np.repeat(list("nnss"), 10), missing=missing)
+    said = "The columns store, region, missing of table have one value in each client"
+    assert noted(copies).startswith(said)
+    assert noted(copies).endswith("say --columns store=ignore,region=ignore,missing=ignore.")
+    assert noted(copies, columns="store=number, region=category, missing=number") == ""  # the user says so
+    store[5] = 4
+    assert noted(table_of_columns(store=store)) == ""
+    assert noted(table_of_columns(constant=np.ones(40))) == ""  # it does not tell the clients apart
+    few = {name: values[::5] for name, values in copies.items()}  # two lines a client are no proof
+    assert "one value in each client" not in noted(few)
+
+
+def test_columns_that_give_the_label_away_are_named() -> None:
+    usual = table_of_columns()
+    label = usual["label"]
+    code = np.where(label == 1, 10.0, np.where(usual["free"] == 0, 20.0, NAN))  # a missing cell is a value too
+    assert noted({**usual, "code": code}).startswith("The column code of table gives the label 'label' away")
+    told = np.array(["ill", "well"])[label]
+    assert "The column told, of table gives" in noted({**usual, "told,": told})
+    assert noted({**usual, "told,": told}).endswith("""say --columns '"told,=ignore"'.""")
+    wrong = code.copy()
+    wrong[np.flatnonzero(label == 0)[0]] = 10.0
+    assert noted({**usual, "code": wrong}) == ""
+
+
+def test_an_id_does_not_give_the_label_away() -> None:
+    usual, drawn = table_of_columns(), np.random.default_rng(1)
+    number, measured = drawn.permutation(40) * 7.0, drawn.normal(size=40)  # each value once
+    twice = np.repeat(drawn.permutation(20) * 3.0, 2)  # and pairs of lines, as of doubled samples
+    labels = np.repeat(drawn.integers(0, 2, 20), 2)
+    assert noted({**usual, "number": number, "measured": measured}) == ""
+    assert noted({**usual, "twice": twice, "label": labels}) == ""
+    rare = np.zeros(40, dtype=int)
+    rare[3] = 1  # one sample of a class may have a value of its own by chance
+    assert noted({**usual, "ward": np.where(rare == 1, 2.0, 5.0), "label": rare}) == ""
+
+
+def test_a_number_that_is_the_target_in_another_unit_is_named() -> None:
+    usual, drawn = table_of_columns(), np.random.default_rng(2)
+    target = drawn.normal(size=40)
+    assert "The column cents of table gives" in noted({**usual, "label": target, "cents": 100 * target + 3}, mse=True)
+    assert noted({**usual, "label": target, "near": target + 0.1 * drawn.normal(size=40)}, mse=True) == ""
+    assert noted({**usual, "label": target, "constant": np.ones(40)}, mse=True) == ""
+
+
+def test_a_column_of_nearly_this_name_is_proposed(tmp_path: Path) -> None:
+    text = "Width,Species\n1,x\n2,y\n"
+    for asked in ({"label_column": "species"}, {"label_column": "Species", "client_column": "width"}):
+        with pytest.raises(FedtailorError, match=r"did you mean '(Species|Width)'\?$"):
+            read(tmp_path, text, **asked)
+    with pytest.raises(FedtailorError, match="its columns are Width, Species"):
+        read(tmp_path, text, label_column="Region")
+
+
+def test_one_cell_is_one_cell(tmp_path: Path) -> None:
+    with pytest.raises(FedtailorError, match="Line 3 of .* has 1 cell, but the header 2"):
+        read(tmp_path, "a,label\n1,x\n2\n")

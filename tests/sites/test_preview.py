@@ -253,3 +253,8 @@ def test_what_is_rare_is_not_declared(tmp_path: Path) -> None:
     assert "burns" not in json.dumps(found.plain()["declared"])
     path.write_text(path.read_text().replace(",ill", ",doubt", 2))
     assert any("'doubt' has 2 rows, fewer than the 4" in problem for problem in check(federation).problems)
+
+
+def test_a_site_may_drop_lines_without_a_label(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('name = "north"\ndata = "patients.csv"\ndrop_unlabelled = true\n')
+    assert read_site(tmp_path / "site.toml").table["drop_unlabelled"] is True
