@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SHOWN = 6  # values of a category
 CELL = 14  # characters of a client's cell
 MOST_CLIENTS = 30
-_OF_TARGETS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+_OF_TARGETS = ("mean", "std", "min", "max")
 
 
 def describe_features(dataset: "Dataset", federated: "FederatedData") -> dict[str, Any]:
@@ -48,7 +48,7 @@ def describe_targets(federated: "FederatedData") -> dict[str, list[dict[str, flo
     for name, (start, *_, end) in zip(federated.names, federated.places, strict=True):
         y = federated.y[start:end].double().numpy()
         found[name] = [
-            {name: float(of(values)) for name, of in _OF_TARGETS.items()} for values in y.reshape(len(y), -1).T
+            {what: float(getattr(values, what)()) for what in _OF_TARGETS} for values in y.reshape(len(y), -1).T
         ]
     return found
 

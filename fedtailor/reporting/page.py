@@ -20,6 +20,7 @@ from fedtailor.experiment.participation import Participation
 from fedtailor.methods import method_title
 from fedtailor.reporting import figures as general
 from fedtailor.reporting.client_tables import clients_html
+from fedtailor.reporting.conclusion import conclusion
 from fedtailor.reporting.diagnostics import diagnostics
 from fedtailor.reporting.figures import partition_in_words
 from fedtailor.reporting.found_runs import Runs
@@ -201,6 +202,7 @@ def html(report: Report) -> str:
 <main>
 <header>
 <h1>{escape(title)}</h1>
+<p class="conclusion">{escape(conclusion(report.summary))}</p>
 <p class="lead">{escape(in_words(report.summary))}</p>
 {f'<ul class="notes">{notes}</ul>' if notes else ""}
 <p class="notes" id="undrawn">Drawing the figures … This needs JavaScript, and a browser of 2023 or later.</p>

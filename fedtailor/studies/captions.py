@@ -60,8 +60,8 @@ def about_columns(summary: "Summary", shown: Collection[str] | None = None) -> I
     lines, protocol = summary.lines, summary.lines[0].results[0].experiment.evaluation
     if any(line.gain is not None for line in lines) and _has(shown, "gain", "losing"):
         yield (
-            f"Gain over {summary.base_label}: mean ± standard deviation over clients, averaged over seeds, and how "
-            "many clients lose."
+            f"Gain over {summary.base_label}: mean ± standard deviation over clients{_mean(lines, ', averaged')}, and "
+            "how many clients lose."
         )
     if _has(shown, "worst-decile"):
         yield "Worst decile: mean of the worst tenth of the clients."
@@ -72,11 +72,17 @@ def about_columns(summary: "Summary", shown: Collection[str] | None = None) -> I
         )
         metric = summary.metric
         whose = f"mean {metric.title} of the clients called so far" if partly else metric.title
-        yield f"Rounds and bytes until the {whose} is {target_text(summary)}, mean over seeds{slowest}."
+        seeds = _mean(lines, ", mean")
+        yield f"Rounds and bytes until the {whose} is {target_text(summary)}{seeds}{slowest}."
     if _has(shown, "passes") and len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     if _has(shown, "vs-best"):
         yield from _about_the_test(summary)
+
+
+def _mean(lines: Sequence["Line"], word: str) -> str:
+    """Say that numbers are means over seeds, where there are several."""
+    return f"{word} over seeds" if any(len(line.seeds) > 1 for line in lines) else ""
 
 
 def _majority(summary: "Summary") -> float | None:
@@ -151,12 +157,21 @@ def _about_the_test(summary: "Summary") -> Iterable[str]:
     if best is None or not tested:
         return
     clients = min(len(paired(line.results, best.results)[0]) for line in tested)
-    whose = f"their {summary.metric.title} averaged over seeds"
+    whose = f"their {summary.metric.title}{_mean(summary.lines, ' averaged')}"
     honest = "honest " if any(result.hostile for line in summary.lines for result in line.results) else ""
     yield (
         f"vs best: p of a paired two-sided Wilcoxon signed-rank test over {clients} {honest}clients ({whose}) against "
         f"{best.label}, corrected by Holm for {len(tested)} "
         f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
     )
-    if len(tested) * 2 / 2**clients >= LEVEL:
+    if test_finds_nothing(summary):
         yield f"With {clients} clients and so many comparisons, this test cannot find any."
+
+
+def test_finds_nothing(summary: "Summary") -> bool:
+    """Find out whether the smallest p of the test, corrected, is not significant with so few clients."""
+    best, tested = summary.best, [line for line in summary.lines if line.p is not None]
+    if best is None or not tested:
+        return False
+    clients = min(len(paired(line.results, best.results)[0]) for line in tested)
+    return len(tested) * 2 / 2**clients >= LEVEL
