@@ -9,7 +9,7 @@ import pytest
 import fedtailor as ft
 from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment import make_experiment
-from fedtailor.experiment.tuned import find_settings, names, shipped, tuned_in_words
+from fedtailor.experiment.tuned import A_START, find_settings, names, shipped, tuned_in_words
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.methods.ditto import Ditto
 from fedtailor.studies.comparison import make_comparison
@@ -90,9 +90,12 @@ class TestFinding:
 
     def test_the_words(self) -> None:
         assert tuned_in_words(str(shipped("digits").tuned)) == (
-            f"Settings: tuned on digits ({shipped('digits').how}); on other data they are a start, not the best."
+            f"Settings: tuned on digits ({shipped('digits').how}). {A_START}"
         )
         assert tuned_in_words("3 trials") == "Settings chosen on validation data (3 trials)."
+
+    def test_all_are_of_few_trials_on_one_seed_as_the_words_say(self) -> None:
+        assert {shipped(name).how for name in names()} == {"8 trials a method, seed 0"}
 
 
 class TestRun:
@@ -102,6 +105,12 @@ class TestRun:
         expected = ft.run(method, lr=0.0123, lam=1.75, **SMALL).experiment
         assert mine == expected
         assert (mine.rounds, mine.clients, mine.data) == (1, 4, "digits")
+
+    def test_those_that_come_with_fedtailor_say_on_how_much_they_rest(self) -> None:
+        with pytest.warns(
+            UserWarning, match=r"tuned on digits \(8 trials a method, seed 0\)\. So few trials, on one seed"
+        ):
+            ft.run("ditto", method_settings="tuned:digits", **SMALL)
 
     def test_parameters_that_are_given_come_first(self, tuning: str) -> None:
         assert ft.run("ditto", method_settings=tuning, lam=0.25, **SMALL).experiment.parameters["lam"] == 0.25

@@ -101,7 +101,7 @@ def settings(json: Json = False) -> None:
     Only a method's own settings are taken, never data or rounds. On other data
     than their own they are a start: `fedtailor tune` finds better ones.
     """
-    from fedtailor.experiment.tuned import names, shipped
+    from fedtailor.experiment.tuned import A_START, names, shipped
 
     rows = [
         {"name": found.source, "data": found.in_words, "methods": found.methods, "tuned": found.how}
@@ -112,6 +112,7 @@ def settings(json: Json = False) -> None:
         return
     cells = [(str(row["name"]), str(row["data"]), str(len(row["methods"] or ())), str(row["tuned"])) for row in rows]
     out.print(definition_table("Tuned settings", ("--settings", "tuned on", "methods", "with"), cells))
+    out.print(A_START)
     out.print("Your own: the directory of `fedtailor tune`.")
 
 

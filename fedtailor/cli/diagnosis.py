@@ -24,6 +24,7 @@ from shutil import disk_usage
 from typing import Any, TypeVar
 
 from fedtailor._common.errors import FedtailorError, brief
+from fedtailor._common.extras import install_command
 from fedtailor._common.version import __version__
 
 PACKAGE = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ class Requirement:
 
     @property
     def install(self) -> str:
-        return f"pip install 'fedtailor[{self.extra}]'" if self.extra else f"pip install '{self.name}{self.versions}'"
+        return install_command(self.extra) if self.extra else f"pip install '{self.name}{self.versions}'"
 
 
 def examine(seconds: float = 1.0) -> tuple[Facts, list[Problem]]:
@@ -221,7 +222,7 @@ def _extras(packages: Facts) -> Facts:
             extra = extras.setdefault(about["extra"], {"packages": {}, "install": None})
             extra["packages"][name] = about["version"]
             if about["version"] is None:
-                extra["install"] = f"pip install 'fedtailor[{about['extra']}]'"
+                extra["install"] = install_command(about["extra"])
     return extras
 
 

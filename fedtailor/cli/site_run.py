@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor.cli import loudness
 from fedtailor.cli.display import INTERRUPTED, Bars, human_bytes, out, progress_bars, say, visible
 from fedtailor.cli.presence import read_status
@@ -136,7 +137,7 @@ def _need_nvflare() -> None:
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:
-        raise FedtailorError("Real sites need NVFlare: install it with pip install 'fedtailor[nvflare]'.")
+        raise FedtailorError(f"Real sites need NVFlare: install it with {install_command('nvflare')}.")
 
 
 def _line(text: str) -> None:

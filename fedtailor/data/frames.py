@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._common.errors import FedtailorError, brief
+from fedtailor._common.extras import install_command
 from fedtailor.data.arrays import is_frame
 from fedtailor.data.cells import Cells
 from fedtailor.data.foreign_files import check_size, reading
@@ -82,5 +83,5 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise FedtailorError("Parquet files need pyarrow: pip install 'fedtailor[parquet]', or save as CSV.") from None
+        raise FedtailorError(f"Parquet files need pyarrow: save as CSV, or {install_command('parquet')}.") from None
     return pyarrow.parquet

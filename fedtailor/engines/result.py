@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, listed, unknown
+from fedtailor._common.extras import install_command
 from fedtailor.data import FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
 from fedtailor.engines.simulation import Simulation
@@ -91,7 +92,7 @@ class RunResult:
         try:
             import pandas
         except ImportError:
-            raise FedtailorError("pandas is not installed: pip install 'fedtailor[pandas]'.") from None
+            raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
         if what == "rounds":
             return pandas.DataFrame([record.plain() for record in self.rounds]).set_index("round")
         if what != "clients":

@@ -19,7 +19,7 @@ from fedtailor.engines.result import RunResult
 from fedtailor.engines.simulation import Simulation, create, look_into, reopen
 from fedtailor.experiment import DATA_SETTINGS, SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.experiment.tuned import find_settings, for_run
+from fedtailor.experiment.tuned import SHIPPED, find_settings, for_run, tuned_in_words
 from fedtailor.method import Method
 from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
 from fedtailor.models import CATALOGUE as NETWORKS
@@ -70,7 +70,10 @@ def run(
     names, objects = names_and_objects(data, model, loss, metric)
     asked: Mapping[str, Any] = settings
     if method_settings is not None:
-        asked = for_run(settings, find_settings(method_settings), _name_of(method))
+        found = find_settings(method_settings)
+        asked = for_run(settings, found, _name_of(method))
+        if found.source.startswith(SHIPPED):
+            warn(tuned_in_words(str(found.tuned)))
     if isinstance(method, str):
         own, rest = _split(method_class(method), asked)
         names |= {"method": method, "parameters": own}

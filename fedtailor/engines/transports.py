@@ -6,6 +6,7 @@ import os
 import sys
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor.engines.processes import Processes
 from fedtailor.messages.transport import Place, Transport
 
@@ -53,7 +54,7 @@ def _make_actors(
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        raise FedtailorError("Ray is not installed: pip install 'fedtailor[ray]'.") from None
+        raise FedtailorError(f"Ray is not installed: {install_command('ray')}.") from None
     keep_freed_memory()
     return Actors(sites, workers, deadline, address)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor._common.errors import FedtailorError, brief
+from fedtailor._common.extras import install_command
 from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.training.inputs import Held, tensors
 
@@ -22,7 +23,7 @@ class OnnxNetwork:
     def __init__(self, module: nn.Module, sample: Held, table: Preprocessing | None = None) -> None:
         for name in ("onnx", "onnxscript"):
             if importlib.util.find_spec(name) is None:
-                raise FedtailorError("ONNX needs two more packages: install them with pip install 'fedtailor[onnx]'.")
+                raise FedtailorError(f"ONNX needs two more packages: install them with {install_command('onnx')}.")
         self.module, self.sample = copy.deepcopy(module).eval(), sample
         if table is not None:
             self.module, self.sample = OfTable(self.module, table), torch.zeros(1, len(table.columns)).double()

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 
 Sampling = Literal["all", "poisson", "fixed"]
 # Width of the discretised losses, for few releases and for more than MANY: upper bounds at most two percent above those
@@ -129,6 +130,6 @@ def _library() -> tuple[Any, Any, Any]:
         import dp_accounting
         from dp_accounting import pld, rdp
     except ImportError:
-        raise FedtailorError("dp-accounting is not installed: pip install 'fedtailor[privacy]'.") from None
+        raise FedtailorError(f"dp-accounting is not installed: {install_command('privacy')}.") from None
     logging.getLogger("absl").setLevel(logging.ERROR)
     return dp_accounting, pld, rdp

@@ -30,7 +30,7 @@ def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
         title = f"Clients: the worst and the best {ENDS} of {len(ranked)}, by {visible(leader)}"
         note = f" All are in {whole}."
     parts: list[RenderableType] = ["", Text(title, style="table.title")]
-    left = list(range(len(table.titles)))
+    left = list(table.shown_lines)
     while left:
         shown = next(
             n for n in range(len(left), 0, -1) if n == 1 or needed_width(_rich(table, rows, left[:n])) <= width
@@ -129,15 +129,16 @@ def clients_html(table: ClientTable) -> str:
     """A table whose columns sort by a click on their header (see page.js)."""
     heads = "".join(
         f'<th scope="col" aria-sort="none"><button>{escape(name)}</button></th>'
-        for name in ("client", "train", "test", *table.labels)
+        for name in ("client", "train", "test", *(table.labels[line] for line in table.shown_lines))
     )
     body = []
     for row in table.rows:
         counts = "".join(_cell(n, _count(n), False) for n in (row.n_train, row.n_test))
-        cells = counts + "".join(_cell(v, table.shown(v), best) for v, best in zip(row.values, row.best, strict=True))
+        own = ((row.values[line], row.best[line]) for line in table.shown_lines)
+        cells = counts + "".join(_cell(value, table.shown(value), best) for value, best in own)
         title = escape(row.title)
         body.append(f'<tr><th scope="row" class="name" title="{title}">{title}</th>{cells}</tr>')
-    foot = "".join(_cell(value, table.shown(value), False) for value in table.overall)
+    foot = "".join(_cell(value, table.shown(value), False) for value in (table.overall[n] for n in table.shown_lines))
     return f"""<div class="wide tall-table"><table class="sortable">
 <thead><tr>{heads}</tr></thead>
 <tbody>{"".join(body)}</tbody>

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedtailor._common.errors import FedtailorError, unknown, warn
+from fedtailor._common.extras import install_command
 from fedtailor.data import Clients, Dataset, FederatedData
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.result import RunResult
@@ -81,7 +82,7 @@ class Table:
         try:
             import pandas
         except ImportError:
-            raise FedtailorError("pandas is not installed: pip install 'fedtailor[pandas]'.") from None
+            raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
         if what == "lines":
             return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
         if what != "clients":

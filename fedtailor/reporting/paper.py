@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor._common.files import make_directory, writing
 from fedtailor.reporting.figures import evenly
 from fedtailor.reporting.marks import (
@@ -55,9 +56,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise FedtailorError(
-            "--figures needs matplotlib: install it with `pip install 'fedtailor[figures]'`."
-        ) from None
+        raise FedtailorError(f"--figures needs matplotlib: install it with {install_command('figures')}.") from None
 
 
 def save(figures: Sequence[Figure], directory: Path) -> Iterator[Path]:

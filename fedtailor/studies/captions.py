@@ -174,4 +174,4 @@ def test_finds_nothing(summary: "Summary") -> bool:
     if best is None or not tested:
         return False
     clients = min(len(paired(line.results, best.results)[0]) for line in tested)
-    return len(tested) * 2 / 2**clients >= LEVEL
+    return bool(len(tested) * 2 / 2**clients >= LEVEL)

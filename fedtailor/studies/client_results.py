@@ -49,6 +49,11 @@ class ClientTable:
         return self.metric.text(value)
 
     @property
+    def shown_lines(self) -> tuple[int, ...]:
+        """Places of the lines that tables for readers have: the chosen ones; all, where none is chosen."""
+        return self.ranked_lines or tuple(range(len(self.titles)))
+
+    @property
     def leader(self) -> int:
         """The line that is best in general; the first if there is none."""
         known = [place for place in self.ranked_lines if self.overall[place] is not None]
@@ -71,6 +76,8 @@ class ClientTable:
             honest = [row for row in self.rows if not row.hostile]
             who = "clients" if len(honest) == len(self.rows) else "honest clients"
             said.append(f"Best for so many of {len(honest)} {who} (equals count for each): {most}.")
+        if len(self.shown_lines) < len(self.titles):
+            said.append("Of several settings of a method, the line is shown that validation data choose.")
         if not self.same:
             said.append("The partition differs from seed to seed: clients of the same name are averaged all the same.")
         return " ".join([*said, self.missing] if self.missing else said)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor._common.files import Count
 from fedtailor.engines.result import RunResult
 from fedtailor.server.records import Record
@@ -118,7 +119,7 @@ def check_installed() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise FedtailorError("Optuna is not installed: pip install 'fedtailor[tune]'.") from None
+        raise FedtailorError(f"Optuna is not installed: {install_command('tune')}.") from None
 
 
 def propose(ranges: Mapping[str, Range], before: Sequence[Trial], seed: int, rounds: int) -> "optuna.Trial":

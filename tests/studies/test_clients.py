@@ -149,3 +149,29 @@ def test_in_python(summary: Summary) -> None:
     frame = table.to_pandas("clients")
     assert frame.loc["north", "ditto"] == pytest.approx(0.7)
     assert list(frame.columns) == ["train", "test", "local", "ditto"]
+
+
+def test_of_a_grid_readers_see_the_chosen_line_of_each_method(tmp_path: Path) -> None:
+    made = [
+        made_up(tmp_path / f"{method}{lr}", method, [[accuracy, 0.5]], lr=lr, validation_accuracy=validation)
+        for method, lr, accuracy, validation in (
+            *(("ditto", 0.1, 0.9, 0.2), ("ditto", 0.2, 0.7, 0.8)),
+            *(("apfl", 0.1, 0.6, 0.7), ("apfl", 0.2, 0.8, 0.3)),
+        )
+    ]
+    table = client_table(summarize(made))
+    page, text = clients_html(table), printed(table)
+    for shown in (page, text):
+        assert "Ditto, lr=0.2" in shown
+        assert "APFL, lr=0.1" in shown
+        assert "Ditto, lr=0.1" not in shown
+        assert "APFL, lr=0.2" not in shown
+        assert "the line is shown that validation data choose" in shown
+    assert re.search(r"Best for so many of 2 clients .*: Ditto, lr=0\.2 2, APFL, lr=0\.1 1\.", table.caption)
+    assert page.count("<td") == (2 + 2) * 3  # samples and values of two clients and of all
+    assert clients_csv(table).splitlines()[0].count("lr=") == 4  # the file has all lines
+
+
+def test_of_a_grid_without_validation_data_all_lines_are_shown(tmp_path: Path) -> None:
+    made = [made_up(tmp_path / str(lr), "ditto", [[lr, 0.5]], lr=lr) for lr in (0.1, 0.2)]
+    assert all(f"lr={lr}" in printed(client_table(summarize(made))) for lr in (0.1, 0.2))

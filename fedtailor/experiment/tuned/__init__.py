@@ -17,6 +17,7 @@ from fedtailor.experiment import Experiment, in_sections, read_experiment
 Settings = dict[str, Any]
 SHIPPED = "tuned:"  # before the name of settings that come with fedtailor
 FILE = "tuned.toml"  # in a tuning's directory
+A_START = "So few trials, on one seed, are a start, not the best: a method's defaults may do better, on these data too."
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def for_run(given: Mapping[str, Any], found: TunedSettings, method: str) -> Sett
 def tuned_in_words(tuned: str) -> str:
     """Say below a table how its settings were chosen."""
     if tuned.startswith(SHIPPED):
-        return f"Settings: tuned on {tuned.removeprefix(SHIPPED)}; on other data they are a start, not the best."
+        return f"Settings: tuned on {tuned.removeprefix(SHIPPED)}. {A_START}"
     return f"Settings chosen on validation data ({tuned})."
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 
 SECONDS = 300  # that a tool has; each takes a few
 
@@ -15,7 +16,7 @@ SECONDS = 300  # that a tool has; each takes a few
 def need_nvflare() -> None:
     """Refuse to go on without NVFlare."""
     if find_spec("nvflare") is None:
-        raise FedtailorError("Real sites need NVFlare: install it with pip install 'fedtailor[nvflare]'.")
+        raise FedtailorError(f"Real sites need NVFlare: install it with {install_command('nvflare')}.")
 
 
 def nvflare(*words: str | Path) -> None:
