@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fedtailor
+from fedtailor._common.extras import install_command
 from fedtailor.cli import diagnosis
 from fedtailor.cli.diagnosis import Problem, Requirement, cgroup_limits, meets
 from tests.cli.calling import Answer, Call
@@ -168,7 +169,7 @@ class TestPackages:
         monkeypatch.syspath_prepend(str(tmp_path))
         problems: list[Problem] = []
         facts = diagnosis._extras(diagnosis._packages(problems))
-        mend = "pip install 'fedtailor[x]'"
+        mend = install_command("x")
         assert [problem.text for problem in problems] == [
             "brokenlib 1.0 of the extra x cannot be imported (ImportError: libfoo.so: no such file): install it anew "
             f"with {mend}.",

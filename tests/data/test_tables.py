@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor.data import Dataset, from_list, load
 from fedtailor.data.csv_file import CELLS
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
@@ -220,7 +221,7 @@ def test_groups_and_splits_are_columns_too(tmp_path: Path) -> None:
 
 def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(FedtailorError, match=r"pip install 'fedtailor\[parquet\]'"):
+    with pytest.raises(FedtailorError, match=re.escape(install_command("parquet"))):
         read(tmp_path, b"PAR1", "own.parquet")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor._common.extras import install_command
 from fedtailor.client.sites import Sites
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.transports import make_transport
@@ -107,4 +108,4 @@ def test_ray_is_imported_for_its_engine_alone(engine: str) -> None:
         "    print(error)\n"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "Ray is not installed: pip install 'fedtailor[ray]'.\n"
+    assert found.stdout == f"Ray is not installed: {install_command('ray')}.\n"

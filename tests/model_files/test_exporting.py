@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor._common.extras import install_command
 from fedtailor.model_files.format import HEADER, read_model
 from fedtailor.models import CATALOGUE, build_model
 from fedtailor.models.expression import build_expression, expression
@@ -346,7 +348,7 @@ def test_onnx_predicts_alike_for_any_number_of_samples(tmp_path: Path) -> None:
 def test_onnx_needs_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
-    with pytest.raises(ft.FedtailorError, match=r"pip install 'fedtailor\[onnx\]'"):
+    with pytest.raises(ft.FedtailorError, match=re.escape(install_command("onnx"))):
         ft.export(ft.run("fedavg", **SMALL), to=tmp_path / "models", onnx=True)
     assert not (tmp_path / "models").exists()
 

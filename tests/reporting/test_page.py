@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
+from fedtailor._common.extras import install_command
 from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.page import html, prepare
 from tests.cli.calling import Call, done, refusal
@@ -325,4 +326,4 @@ def test_what_cannot_be_reported_is_refused(call: Call, tmp_path: Path, monkeypa
     assert "is a directory" in refusal(call, "report", "a", "--out", "empty")
     assert "is a file" in refusal(call, "report", "a", "--figures", "a/experiment.toml")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'fedtailor[figures]'" in refusal(call, "report", "a", "--figures", "figures")
+    assert install_command("figures") in refusal(call, "report", "a", "--figures", "figures")

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor.sites.kits import Sent, approve, doctor, install, make_kits, request_kit
 from fedtailor.sites.kits.certificates import fingerprint_of, read_certificate
 from fedtailor.sites.kits.exchange import make_request
@@ -308,7 +309,7 @@ def test_without_nvflare() -> None:
         "except FedtailorError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "Real sites need NVFlare: install it with pip install 'fedtailor[nvflare]'.\n"
+    assert done.stdout == f"Real sites need NVFlare: install it with {install_command('nvflare')}.\n"
 
 
 def test_the_tools_leave_nothing_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

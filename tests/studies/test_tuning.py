@@ -1,5 +1,6 @@
 """Tuning: what is chosen and by what, when trials end, and how it goes on."""
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor._common.files import seal
 from fedtailor.engines.preparation import Objects, partition_data
 from fedtailor.experiment import make_experiment, read_experiment
@@ -370,5 +372,5 @@ class TestOutcome:
 
     def test_without_optuna_it_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "optuna", None)
-        with pytest.raises(FedtailorError, match=r"Optuna is not installed: pip install 'fedtailor\[tune\]'\."):
+        with pytest.raises(FedtailorError, match=re.escape(f"Optuna is not installed: {install_command('tune')}.")):
             ft.tune(["ditto"], **SMALL)

@@ -36,7 +36,7 @@ def _server_page(plan: Plan, name: str, central: bool) -> str:
 Sites: {", ".join(plan.sites)}. The directory `kit` has the server's private key: nobody else may read it.
 
 1. Put this directory and that of the admin on {plan.server}, side by side, and install fedtailor there:
-   `pip install 'fedtailor[nvflare]'`.
+   `pip install 'fedtailor[nvflare]'` (in a clone: `'.[nvflare]'`).
 2. Check it: `fedtailor deploy doctor kit`.
 3. Run the federation: `fedtailor deploy run federation.toml`. Ctrl-C ends it, the same command goes on.
 
@@ -74,7 +74,8 @@ def _site_page(plan: Plan, name: str, central: bool) -> str:
     number = 4 if central else 5
     return f"""# The site {name} of the federation {plan.name}
 
-1. Install fedtailor: `pip install 'fedtailor[nvflare]'`, and put your data's path into `site.toml`.
+1. Install fedtailor: `pip install 'fedtailor[nvflare]'` (in a clone: `'.[nvflare]'`).
+   Put your data's path into `site.toml`.
 2. See what would leave your house, before anything is joined: `fedtailor site check site.toml`.
 {ask}
 {number}. Check the kit: `fedtailor deploy doctor site.toml`.
