@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor.cli import Json
 from fedtailor.cli.completion import completer_of
 from fedtailor.cli.completion import methods as method_names
@@ -233,11 +233,12 @@ def data(
         _list_data(directory, json)
         return
     from fedtailor.cli.features import describe_features, describe_targets, show_features, show_targets
-    from fedtailor.engines.preparation import find_loss, load_dataset, partition_data
+    from fedtailor.engines.preparation import LOSSES, load_dataset, partition_data
     from fedtailor.server.run_directory import describe
 
     if loss is not None:
-        find_loss(loss)
+        if loss not in LOSSES and ":" not in loss:
+            raise unknown("loss", loss, LOSSES)
         settings = {**settings, "loss": loss}
     experiment = make_experiment({**settings, "data": data, "seed": seed})
     dataset = load_dataset(experiment)

@@ -494,5 +494,25 @@ FAULTS = [
           "tests/cli/test_bad_input.py::test_a_name_that_does_not_exist_gets_the_nearest_that_does"),
     Fault("a PSNR has the wrong sign", "fedtailor/attacks/scores.py", "span**2 / mse)", "mse / span**2)",
           "tests/attacks/test_scores.py::test_squared_error_and_psnr_by_hand"),
+
+    # --- Tables and conclusions ---
+    Fault("a missing cell counts as another value in each line", "fedtailor/data/telling_columns.py",
+          "other, equal_nan=True", "other, equal_nan=False",
+          "tests/data/test_tables.py::test_columns_that_are_functions_of_the_client_are_named"),
+    Fault("an id gives the label away", "fedtailor/data/telling_columns.py",
+          "len(labels) >= REPEATS * len(found) and bits", "bits",
+          "tests/data/test_tables.py::test_an_id_does_not_give_the_label_away"),
+    Fault("one rare class is taken for proof", "fedtailor/data/telling_columns.py", "bits >= needed + CHANCE", "True",
+          "tests/data/test_tables.py::test_an_id_does_not_give_the_label_away"),
+    Fault("features of unlabelled lines stay", "fedtailor/data/cells.py", "np.concatenate(self._parts)[rows]",
+          "np.concatenate(self._parts)[: rows.sum()]",
+          "tests/data/test_tables.py::test_lines_without_a_label_can_be_dropped"),
+    Fault("a conclusion takes chance for significance", "fedtailor/reporting/conclusion.py",
+          "if line.like_best is same]", "if line.like_best is not same]",
+          "tests/reporting/test_conclusion.py"
+          "::test_who_is_best_what_is_significant_what_it_costs_and_who_loses"),
+    Fault("all lines of a grid stand in the clients' table", "fedtailor/studies/client_results.py",
+          "return self.ranked_lines or tuple(", "return tuple(",
+          "tests/studies/test_clients.py::test_of_a_grid_readers_see_the_chosen_line_of_each_method"),
 ]
 # fmt: on
