@@ -169,7 +169,7 @@ def test_csv_columns_can_be_named(tmp_path: Path) -> None:
             "a,b,diagnosis\n1,2,x\n",
             r"no label column \(one of label, y, class, target\): its columns are a, b, diagnosis",
         ),
-        ("a,label\n1,x\n2\n", r"Line 3 of .* has 1 cells, but the header 2"),
+        ("a,label\n1,x\n2\n", r"Line 3 of .* has 1 cell, but the header 2"),
         ("a,label\n1,0.5\n2,1\n", r"column 'label' of .* hold fractions"),
         ("a,label\n1,0.5\n2,nan\n", r"Line 3 of .* has 'nan' in column 'label': fill it in"),
         ("a,label\n1,\n", "nothing in column 'label'"),

@@ -385,8 +385,3 @@ def test_a_column_of_nearly_this_name_is_proposed(tmp_path: Path) -> None:
             read(tmp_path, text, **asked)
     with pytest.raises(FedtailorError, match="its columns are Width, Species"):
         read(tmp_path, text, label_column="Region")
-
-
-def test_one_cell_is_one_cell(tmp_path: Path) -> None:
-    with pytest.raises(FedtailorError, match=r"Line 3 of .* has 1 cell, but the header 2"):
-        read(tmp_path, "a,label\n1,x\n2\n")
