@@ -259,8 +259,9 @@ class Experiment(_Strict):
     )
     attack: str | None = Field(
         None,
-        description="hostile clients, for studies: sign-flip, scaling, gaussian, label-flip, little, backdoor, nan, "
-        "wrong-shape, wrong-name or replay, clients=0.2 (their share, or their numbers), factor=10",
+        description="hostile clients, for studies: sign-flip, scaling, gaussian, label-flip, little, min-max, "
+        "inner-product, backdoor, nan, wrong-shape, wrong-name or replay, clients=0.2 (their share, or their numbers), "
+        "factor=10",
     )
     augment: str | None = Field(
         None,
