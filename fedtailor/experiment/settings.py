@@ -254,8 +254,8 @@ class Experiment(_Strict):
     )
     aggregation: str = Field(
         "mean",
-        description="how means of uploads are taken: mean, median, trimmed:0.2, krum:2, multi-krum:2,5, "
-        "geometric-median or norm-bound:1.0",
+        description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
+        "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
     attack: str | None = Field(
         None,

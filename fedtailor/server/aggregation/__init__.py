@@ -5,7 +5,8 @@ A mean is one running sum: a round needs memory for a few vectors, not for all p
 order of the clients' numbers, whatever the order of their arrival, so that the sum has the same bits on any engine.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,14 +60,18 @@ class Aggregator:
         refused: dict[int, str] = {}
         self._waiting[client] = upload
         while self._next in self._waiting:
-            upload = self._waiting.pop(self._next)
-            if upload is not None:
-                try:
-                    self._add(self._next, upload)
-                except ValueError as error:
-                    refused[self._next] = str(error)
+            client, upload = self._next, self._waiting.pop(self._next)
             self._next = next(self._turn, None)
+            for ready, its in self._ready(client, upload):
+                try:
+                    self._add(ready, its)
+                except ValueError as error:
+                    refused[ready] = str(error)
         return refused
+
+    def _ready(self, client: int, upload: Message | None) -> Sequence[tuple[int, Message]]:
+        """The uploads that can be added when this one is there."""
+        return [] if upload is None else [(client, upload)]
 
     def _add(self, client: int, upload: Message) -> None:
         """Add an upload as a whole, or refuse it as a whole."""
@@ -170,14 +175,17 @@ def make_aggregator(
     """Make the aggregator of a round whose participants were sent these messages. The noise of privacy comes from a
     stream of the seed in a simulation; without one, from the operating system."""
     from fedtailor.server.aggregation.private import PrivateAggregator  # which both build on the mean
-    from fedtailor.server.aggregation.robust import NormBoundAggregator, RobustAggregator
+    from fedtailor.server.aggregation.robust import GuardedAggregator, NormBoundAggregator, RobustAggregator
 
     if privacy is not None and privacy.level == "client":
         noise = Noise(None if seed is None else torch_stream(seed, "privacy", server.round))
         return PrivateAggregator(method, server, messages, privacy, noise)
     round = (method.uploads, list(messages), server.n_samples, server.layout)
     if rule.kind == "mean":
-        return Aggregator(*round)
+        if rule.amount == math.inf:
+            return Aggregator(*round)
+        start = server.initial
+        return GuardedAggregator(*round, times=rule.amount, method=method, messages=messages, initial=start)
     if rule.kind == "norm-bound":
         return NormBoundAggregator(*round, bound=rule.amount, method=method, messages=messages)
     return RobustAggregator(*round, rule=rule)
