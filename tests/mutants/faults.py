@@ -559,6 +559,27 @@ FAULTS = [
         "self.amount + 1",
         "tests/server/test_robust_runs.py::test_the_number_of_clients_that_a_rule_needs",
     ),
+    Fault(
+        "the guard adds each upload as it comes",
+        "fedtailor/server/aggregation/robust.py",
+        "if self._next is not None and self._seen < TOGETHER:",
+        "if False:",
+        "tests/server/test_guard.py::test_a_change_far_longer_than_usual_is_left_out_wherever_its_client_stands",
+    ),
+    Fault(
+        "the guard tells short changes from each other",
+        "fedtailor/server/aggregation/robust.py",
+        "max(statistics.median(lengths.values()), self._short)",
+        "statistics.median(lengths.values())",
+        "tests/server/test_guard.py::test_short_changes_are_not_told_from_each_other",
+    ),
+    Fault(
+        "the guard compares whole uploads",
+        "fedtailor/server/aggregation/robust.py",
+        "change = x if sent is None else x - sent\n        return float(",
+        "change = x\n        return float(",
+        "tests/server/test_guard.py::test_what_counts_is_the_change_and_not_the_model",
+    ),
     # --- Privacy ---
     Fault(
         "changes are clipped to twice the bound",
@@ -694,6 +715,20 @@ FAULTS = [
         "self.most + 1))",
         "self.most))",
         "tests/server/test_participation.py::test_a_range_draws_the_number_anew",
+    ),
+    Fault(
+        "min-max knows the hostile clients' changes",
+        "fedtailor/engines/hostile.py",
+        "sorted((overheard or uploads).items())",
+        "sorted((uploads or overheard).items())",
+        "tests/test_hostile.py::test_min_max_is_as_far_from_an_honest_change_as_two_of_these_are_from_each_other",
+    ),
+    Fault(
+        "inner-product pushes where the honest go",
+        "fedtailor/engines/hostile.py",
+        "return -self._factor * changes.mean(0)",
+        "return self._factor * changes.mean(0)",
+        "tests/test_hostile.py::test_inner_product_is_the_negative_mean_of_the_honest_changes",
     ),
     Fault(
         "hostile clients are those with the first numbers",

@@ -89,6 +89,17 @@ def test_short_changes_are_not_told_from_each_other() -> None:
     assert left_out([1e-6, 1e-6, 1e-6, 101 * tenth, 0.0]) == [3]
 
 
+def test_what_counts_is_the_change_and_not_the_model() -> None:
+    """Every client was sent a model of its own, the last one a huge one."""
+    messages = {client: {"theta": torch.full((SIZE,), 1.0 if client < 3 else 1e6)} for client in range(4)}
+    method: Any = FedAvg()
+    guarded = GuardedAggregator(
+        method.uploads, list(messages), SAMPLES, LAYOUT, times=100.0, method=method, messages=messages, initial=INITIAL
+    )
+    assert not any(guarded.put(client, {"theta": message["theta"] + 1}) for client, message in messages.items())
+    assert guarded.total().clients == [0, 1, 2, 3]
+
+
 def test_of_two_nobody_knows_which_is_wrong() -> None:
     assert left_out([1.0, 1e6]) == []
     assert left_out([1.0, 1e6, 1.0], failed=2) == []
