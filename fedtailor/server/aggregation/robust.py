@@ -143,7 +143,7 @@ class GuardedAggregator(Aggregator):
     def _length(self, client: int, name: str, x: Tensor) -> float:
         sent = self.method.sent(self.messages[client], name, x)
         change = x if sent is None else x - sent
-        return float((self.layout.without_buffers(change) if is_model(x, self.layout) else change).double().norm())
+        return float((self.layout.without_buffers(change) if is_model(x, self.layout) else change).norm())
 
     def _add(self, client: int, upload: Message) -> None:
         for name in sorted(self._lengths):
