@@ -576,8 +576,8 @@ FAULTS = [
     Fault(
         "the guard compares whole uploads",
         "fedtailor/server/aggregation/robust.py",
-        "change = x if sent is None else x - sent\n        return float(",
-        "change = x\n        return float(",
+        "change = x if sent is None else x - sent\n        body",
+        "change = x\n        body",
         "tests/server/test_guard.py::test_what_counts_is_the_change_and_not_the_model",
     ),
     # --- Privacy ---

@@ -100,6 +100,24 @@ def test_what_counts_is_the_change_and_not_the_model() -> None:
     assert guarded.total().clients == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("start", "size"), [(0, SIZE), (1, 4)])
+def test_buffers_of_models_and_bodies_do_not_count(start: int, size: int) -> None:
+    """A client with many samples counts many batches."""
+    layout = Layout(SIZE, slice(1, 5), slice(5, SIZE), buffers=(slice(2, 3),))
+    method: Any = FedAvg()
+    sent = {"theta": torch.zeros(size)}
+    for place, out in ((2, False), (3, True)):
+        guarded = GuardedAggregator(
+            method.uploads, [0, 1, 2], SAMPLES, layout,
+            times=100.0, method=method, messages=dict.fromkeys((0, 1, 2), sent), initial=INITIAL,
+        )  # fmt: skip
+        far = torch.ones(size)
+        far[place - start] = 1e6
+        refused = [guarded.put(client, {"theta": x}) for client, x in enumerate((torch.ones(size), far, far * 0))]
+        assert any(refused) == out
+        assert far[place - start] == 1e6  # what is measured stays as it is
+
+
 def test_of_two_nobody_knows_which_is_wrong() -> None:
     assert left_out([1.0, 1e6]) == []
     assert left_out([1.0, 1e6, 1.0], failed=2) == []

@@ -143,7 +143,14 @@ class GuardedAggregator(Aggregator):
     def _length(self, client: int, name: str, x: Tensor) -> float:
         sent = self.method.sent(self.messages[client], name, x)
         change = x if sent is None else x - sent
-        return float((self.layout.without_buffers(change) if is_model(x, self.layout) else change).norm())
+        body = self.layout.body
+        if is_model(x, self.layout):
+            change = self.layout.without_buffers(change)
+        elif x.shape[-1:] == (body.stop - body.start,) and (buffers := self.layout.buffers_in(body)):
+            change = change.clone()  # BatchNorm's counter of batches alone would make a large client's change long
+            for place in buffers:
+                change[..., place.start - body.start : place.stop - body.start] = 0
+        return float(change.norm())
 
     def _add(self, client: int, upload: Message) -> None:
         for name in sorted(self._lengths):
