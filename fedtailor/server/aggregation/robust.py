@@ -126,7 +126,8 @@ class GuardedAggregator(Aggregator):
         self._held: list[tuple[int, Message]] = []
         self._seen = 0
         self._lengths: dict[str, dict[int, float]] = {}  # of each upload's changes
-        self._short = float(self.layout.without_buffers(self.initial).norm()) / SHORT
+        start = float(self.layout.without_buffers(self.initial).norm())
+        self._short = max(start, 1.0) / SHORT  # a network may begin with zeros
 
     def _ready(self, client: int, upload: Message | None) -> Sequence[tuple[int, Message]]:
         if upload is not None:
