@@ -18,6 +18,7 @@ from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment.attack import Attack, Kind
 from fedtailor.messages import NEVER, Declaration, Reply, Request, State, Train
 from fedtailor.messages.store import Store
+from fedtailor.messages.transport import Relay
 from fedtailor.methods import CATALOGUE
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.server.checkpoint import read_manifest
@@ -108,6 +109,76 @@ def test_little_stays_z_deviations_below_the_mean_of_the_colluding_clients(given
         deviation = (sum((change - mean) ** 2 for change in changes) / 4) ** 0.5
         for client in HOSTILE:
             assert float(tampered[client]["theta"][place]) == pytest.approx(start[place] + mean - z * deviation)
+
+
+def rows_of(uploads: dict[int, State], sent: Any, clients: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.stack([(uploads[client]["theta"] - sent[client]["theta"]).numpy() for client in clients])
+
+
+def test_min_max_is_as_far_from_an_honest_change_as_two_of_these_are_from_each_other() -> None:
+    """Against the search of the paper: γ is halved until it is known."""
+    honest, tampered, sent = both("min-max")
+    known = rows_of(honest, sent, set(range(10)) - set(HOSTILE))
+    mean = known.mean(0)
+    unit = -mean / np.linalg.norm(mean)
+    widest = max(np.linalg.norm(one - other) for one in known for other in known)
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        gamma = (low + high) / 2
+        inside = max(np.linalg.norm(mean + gamma * unit - row) for row in known) <= widest
+        low, high = (gamma, high) if inside else (low, gamma)
+    assert low > np.linalg.norm(mean)  # it points away from where the honest clients go
+    for row in rows_of(tampered, sent, HOSTILE):
+        np.testing.assert_allclose(row, mean + low * unit, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("given", "times"), [(None, -10.0), (0.5, -0.5)])
+def test_inner_product_is_the_negative_mean_of_the_honest_changes(given: float | None, times: float) -> None:
+    honest, tampered, sent = both("inner-product", **({} if given is None else {"factor": given}))
+    mean = rows_of(honest, sent, set(range(10)) - set(HOSTILE)).mean(0)
+    for row in rows_of(tampered, sent, HOSTILE):
+        np.testing.assert_allclose(row, times * mean, rtol=1e-9, atol=1e-13)
+
+
+class Fixed(Relay):
+    """Sites that upload what is given, in this order; None: an error."""
+
+    def __init__(self, uploads: dict[int, list[float] | None]) -> None:
+        self.uploads = uploads
+
+    def ask(self, requests: Any) -> Iterator[Reply]:
+        for client, x in self.uploads.items():
+            yield Reply((client,), error="no") if x is None else Reply((client,), {"theta": torch.tensor(x).double()})
+
+
+def colluded(kind: str, uploads: dict[int, list[float] | None], hostile: list[int]) -> dict[int, list[float]]:
+    transport = Tampering(Fixed(uploads), Attack(kind=kind), hostile, FedAvg(), 0, Store(None, "hostile"))  # type: ignore[arg-type]
+    requests = [Train(1, client, {"theta": torch.zeros(2).double()}) for client in sorted(uploads)]
+    return {reply.clients[0]: reply.upload["theta"].tolist() for reply in transport.ask(requests) if not reply.error}
+
+
+@pytest.mark.parametrize("kind", ["little", "min-max", "inner-product"])
+def test_colluding_clients_reply_last_with_the_same_bits_in_any_order(kind: str) -> None:
+    some: dict[int, list[float] | None] = {
+        0: [0.1, 0.2],
+        1: [0.7, -0.3],
+        2: [1e-9, 3.3],
+        3: [1 / 3, 9.0],
+        4: [5.0, 1.0],
+    }
+    found = colluded(kind, some, [0, 3])
+    assert list(found) == [1, 2, 4, 0, 3]
+    assert found[0] == found[3]
+    assert colluded(kind, dict(reversed(some.items())), [0, 3]) == found
+
+
+def test_what_a_client_that_failed_would_have_uploaded_is_not_known() -> None:
+    assert colluded("inner-product", {0: [1.0, 1.0], 1: None, 2: [0.0, 2.0]}, [0]) == {0: [0.0, -20.0], 2: [0.0, 2.0]}
+
+
+def test_where_no_honest_client_takes_part_they_know_their_own_changes() -> None:
+    assert colluded("inner-product", {0: [1.0, 0.0], 1: [3.0, 2.0]}, [0, 1]) == {0: [-20.0, -10.0], 1: [-20.0, -10.0]}
+    assert colluded("min-max", {0: [0.0, 0.0], 1: [0.0, 0.0]}, [0, 1]) == {0: [0.0, 0.0], 1: [0.0, 0.0]}
 
 
 @pytest.mark.parametrize(("n", "f"), [(50, 12), (50, 24), (20, 4), (11, 5), (7, 3)])
@@ -249,7 +320,7 @@ def test_all_engines_give_the_same_bits(kind: str) -> None:
         assert (other.hostile, other.backdoor) == (here.hostile, here.backdoor)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "little", "backdoor", "nan", "replay"])
+@pytest.mark.parametrize("kind", ["gaussian", "little", "min-max", "inner-product", "backdoor", "nan", "replay"])
 def test_a_killed_run_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     whole = attacked_run(kind, "ditto", engine="in-process", rounds=4)
     data = digits([24, 31, 18, 40, 27, 22, 35, 29, 20, 33])
@@ -281,12 +352,13 @@ def test_an_interrupted_round_is_done_again_with_the_same_bits(tmp_path: Path) -
     assert_same(final(ft.resume(tmp_path / "run", data=data)), final(attacked_run("replay")))
 
 
+@pytest.mark.parametrize("kind", ["sign-flip", "min-max"])
 @pytest.mark.parametrize("method", CATALOGUE)
-def test_every_method_under_attack(method: str) -> None:
-    result = attacked_run("sign-flip", method, rounds=2, engine="in-process")
+def test_every_method_under_attack(method: str, kind: str) -> None:
+    result = attacked_run(kind, method, rounds=2, engine="in-process")
     assert len(result.rounds) == 2
     assert not any(record.failed for record in result.rounds)
-    honest = attacked_run("sign-flip", method, rounds=2, engine="in-process", attack=None)
+    honest = attacked_run(kind, method, rounds=2, engine="in-process", attack=None)
     same = all(torch.equal(x, final(result)[name]) for name, x in final(honest).items())
     assert same == (method == "local")  # which uploads nothing
 

@@ -22,12 +22,15 @@ from fedtailor.messages import Reply, Request, State, Train
 from fedtailor.messages.store import Store
 from fedtailor.messages.transport import Relay, Transport
 from fedtailor.method import Each, Method
+from fedtailor.server.aggregation.rules import squared_distances
 from fedtailor.training.inputs import sample_shape
 from fedtailor.training.streams import numpy_stream, torch_stream
 
 TARGET = 0  # the class that a backdoor leads to
 PATCH = 3  # pixels on a side of the trigger, or features
-FACTORS = {"sign-flip": 1.0, "scaling": 10.0, "gaussian": 1.0}
+FACTORS = {"sign-flip": 1.0, "scaling": 10.0, "gaussian": 1.0, "inner-product": 10.0}
+COLLUDING = ("little", "min-max", "inner-product")  # hostile clients upload one change, made of those that they know
+OMNISCIENT = ("min-max", "inner-product")  # and they know those of all honest participants
 Carry = Callable[[Request, Reply], Reply]
 Change = Callable[[str, Tensor], Tensor]  # of an upload's name and its honest change: the hostile change
 
@@ -150,21 +153,27 @@ class Tampering(Relay):
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """Send requests and yield the replies as they come. Hostile clients that collude reply last, together."""
-        training = [request for request in requests if isinstance(request, Train)]
-        mine = {request.client: request for request in training if request.client in self._hostile}
+        training = {request.client: request for request in requests if isinstance(request, Train)}
+        mine = training.keys() & self._hostile
         colluding: dict[int, Reply] = {}
+        overheard: dict[int, State] = {}
         for reply in self._inner.ask(requests):
-            request = mine.get(reply.clients[0])
+            request = training.get(reply.clients[0])
             if request is None or reply.error or not reply.upload:
                 yield reply
-            elif self._attack.kind == "little":
+            elif request.client not in mine:
+                if mine and self._attack.kind in OMNISCIENT:
+                    overheard[request.client] = reply.upload
+                yield reply
+            elif self._attack.kind in COLLUDING:
                 colluding[request.client] = reply
             else:
                 upload = self._tampered(request, reply.upload, len(training), len(mine))
                 yield self._carry(request, replace(reply, upload=upload))
         uploads = {client: colluding[client].upload for client in sorted(colluding)}
-        for client, upload in self._little(mine, uploads, len(training)).items():
-            yield self._carry(mine[client], replace(colluding[client], upload=upload))
+        z = little_z(len(training), len(mine)) if self._attack.kind == "little" else 0.0
+        for client, upload in self._colluded(training, uploads, overheard, self._attack.factor or z).items():
+            yield self._carry(training[client], replace(colluding[client], upload=upload))
 
     def _tampered(self, request: Train, upload: State, participants: int, hostile: int) -> State:
         """Make the upload of a hostile client from its honest one."""
@@ -209,27 +218,35 @@ class Tampering(Relay):
                 made[name] = make(name, x) if sent is None else sent + make(name, x - sent)
         return made
 
-    def _little(
-        self, requests: Mapping[int, Train], uploads: Mapping[int, State], participants: int
+    def _colluded(
+        self, requests: Mapping[int, Train], uploads: Mapping[int, State], overheard: Mapping[int, State], z: float
     ) -> dict[int, State]:
-        """Compute "a little is enough": all colluding clients upload the mean of their honest changes, less z standard
-        deviations of these, number by number."""
-        if not uploads:
-            return {}
-        z = self._attack.factor or little_z(participants, len(requests))
-        honest: dict[str, list[Tensor]] = {name: [] for name in self._names}
+        """Make the uploads of colluding clients from their honest ones: of each upload all have one change, made of the
+        changes that they know. Those are their own, if they overheard nobody."""
+        known: dict[str, dict[torch.Size, list[Tensor]]] = {name: {} for name in self._names}
 
         def noted(name: str, change: Tensor) -> Tensor:
-            honest[name].append(change)
+            known[name].setdefault(change.shape, []).append(change)
             return change
 
-        for client, upload in uploads.items():
+        for client, upload in sorted((overheard or uploads).items()):
             self._changed(requests[client], upload, noted)
-        common = {name: _mean_less_deviations(changes, z) for name, changes in honest.items() if changes}
+        common = {
+            (name, shape): self._in_common(torch.stack(changes), z)
+            for name, shapes in known.items()
+            for shape, changes in shapes.items()
+            if uploads
+        }
         return {
-            client: self._changed(requests[client], upload, lambda name, change: common[name][change.shape])
+            client: self._changed(requests[client], upload, lambda name, own: common.get((name, own.shape), own))
             for client, upload in uploads.items()
         }
+
+    def _in_common(self, changes: Tensor, z: float) -> Tensor:
+        """Compute the change that colluding clients upload from the rows of those that they know."""
+        if self._attack.kind == "little":  # σ is that of a population
+            return changes.mean(0) - z * changes.std(0, correction=0)
+        return -self._factor * changes.mean(0) if self._attack.kind == "inner-product" else min_max(changes)
 
     def _replayed(self, request: Train, upload: State) -> State:
         """The upload of the first round that the client took part in. What a killed run kept of a round that is
@@ -274,10 +291,20 @@ def _noise_like(change: Tensor, factor: float, stream: torch.Generator) -> Tenso
     return noise * (factor * float(change.norm()) / sqrt(max(change.numel(), 1)))
 
 
-def _mean_less_deviations(changes: Sequence[Tensor], z: float) -> dict[torch.Size, Tensor]:
-    """Compute μ − zσ of the changes, for each shape that they have; σ is that of a population."""
-    shapes = {change.shape: torch.stack([x for x in changes if x.shape == change.shape]) for change in changes}
-    return {shape: rows.mean(0) - z * rows.std(0, correction=0) for shape, rows in shapes.items()}
+def min_max(rows: Tensor) -> Tensor:
+    """Compute μ − γμ with the largest γ at which no row is further away than two rows are from each other
+    (Shejwalkar & Houmansadr 2021, with the unit vector as perturbation).
+
+    The paper searches for γ; but ‖μ − γμ − x‖² = D² is quadratic in it, and the smallest root of all rows is known.
+    """
+    x = rows.reshape(len(rows), rows[0].numel()).cpu().double()
+    mean = x.mean(0)
+    away, length = mean - x, mean @ mean
+    if not length:
+        return torch.zeros_like(rows[0])
+    along, room = away @ mean, squared_distances(x).max() - away.square().sum(1)
+    gamma = (((along.square() + length * room.clamp(min=0)).sqrt() + along) / length).min()
+    return (mean - gamma * mean).to(rows).view(rows.shape[1:])
 
 
 def little_z(participants: int, hostile: int) -> float:

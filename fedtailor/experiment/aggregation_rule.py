@@ -7,25 +7,28 @@ from typing import Any, Literal, Self
 
 Kind = Literal["mean", "median", "trimmed", "krum", "multi-krum", "geometric-median", "norm-bound"]
 MOST = 10**9  # clients that anybody could ask for
+GUARD = 100.0  # times as long as usual: a change that the mean leaves out
 EXPECTED = (
-    "mean, median, trimmed:0.2 (without a fifth of the clients at either end), krum:2 (2 hostile clients), "
-    "multi-krum:2,5 (the mean of the 5 best), geometric-median or norm-bound:1.0"
+    "mean, mean:inf (without its guard), median, trimmed:0.2 (without a fifth of the clients at either end), krum:2 "
+    "(2 hostile clients), multi-krum:2,5 (the mean of the 5 best), geometric-median or norm-bound:1.0"
 )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of aggregation with its numbers: a trimmed share, f hostile and m selected clients, or a norm."""
+    """A rule of aggregation with its numbers: a guard's, a trimmed share, f hostile and m selected clients, a norm."""
 
     kind: Kind = "mean"
-    amount: float = 0.0  # trimmed: the share at either end; krum: f; norm-bound: the largest norm
+    amount: float = 0.0  # mean: the guard; trimmed: the share at either end; krum: f; norm-bound: the largest norm
     selected: int = 1  # multi-krum: m
 
     @classmethod
     def parse(cls, value: Any) -> Self:
         """Read a rule; a wrong one is a ValueError that says what it must be."""
         text = str(value).strip().lower()
-        if text in ("mean", "median", "geometric-median"):
+        if text == "mean":
+            return cls("mean", GUARD)
+        if text in ("median", "geometric-median"):
             return cls(text)  # type: ignore[arg-type]
         if match := re.fullmatch(r"krum:(\d{1,6})", text):
             return cls("krum", int(match[1]))
@@ -36,6 +39,8 @@ class Rule:
             amount = float(number)
         except ValueError:
             raise ValueError(EXPECTED) from None
+        if kind == "mean" and amount >= 1:
+            return cls("mean", amount)
         if kind == "trimmed" and 0 <= amount < 0.5:
             return cls("trimmed", amount)
         if kind == "norm-bound" and 0 < amount < math.inf:
@@ -56,6 +61,7 @@ class Rule:
 
     def __str__(self) -> str:
         return {
+            "mean": "mean" if self.amount == GUARD else f"mean:{self.amount}",
             "trimmed": f"trimmed:{self.amount}",
             "krum": f"krum:{self.amount:.0f}",
             "multi-krum": f"multi-krum:{self.amount:.0f},{self.selected}",

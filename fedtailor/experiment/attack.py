@@ -8,18 +8,20 @@ from fedtailor.experiment.parts import Parts
 from fedtailor.training.streams import numpy_stream
 
 Kind = Literal[
-    "sign-flip", "scaling", "gaussian", "label-flip", "little", "backdoor", "nan", "wrong-shape", "wrong-name", "replay"
-]
+    "sign-flip", "scaling", "gaussian", "label-flip", "little", "min-max", "inner-product", "backdoor", "nan",
+    "wrong-shape", "wrong-name", "replay",
+]  # fmt: skip
 
-WITHOUT_FACTOR = ("label-flip", "nan", "wrong-shape", "wrong-name", "replay")
+WITHOUT_FACTOR = ("label-flip", "min-max", "nan", "wrong-shape", "wrong-name", "replay")
 
 
 class Attack(Parts):
     """An attack of some clients.
 
     `clients` is their share of all training clients, drawn by the experiment's seed, or their numbers. `factor` is the
-    strength: by how much a change is multiplied, the norm of Gaussian noise as a multiple of the change's, or the
-    number of standard deviations (little). By default each kind has its own.
+    strength: by how much a change is multiplied (inner-product: minus the mean of the honest ones), the norm of
+    Gaussian noise as a multiple of the change's, or the number of standard deviations (little). By default each kind
+    has its own.
     """
 
     example: ClassVar[str] = "sign-flip, clients=0.2"

@@ -256,13 +256,14 @@ class Experiment(_Strict):
     )
     aggregation: str = Field(
         "mean",
-        description="how means of uploads are taken: mean, median, trimmed:0.2, krum:2, multi-krum:2,5, "
-        "geometric-median or norm-bound:1.0",
+        description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
+        "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
     attack: str | None = Field(
         None,
-        description="hostile clients, for studies: sign-flip, scaling, gaussian, label-flip, little, backdoor, nan, "
-        "wrong-shape, wrong-name or replay, clients=0.2 (their share, or their numbers), factor=10",
+        description="hostile clients, for studies: sign-flip, scaling, gaussian, label-flip, little, min-max, "
+        "inner-product, backdoor, nan, wrong-shape, wrong-name or replay, clients=0.2 (their share, or their numbers), "
+        "factor=10",
     )
     augment: str | None = Field(
         None,

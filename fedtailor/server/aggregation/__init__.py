@@ -5,6 +5,7 @@ A mean is one running sum: a round needs memory for a few vectors, not for all p
 order of the clients' numbers, whatever the order of their arrival, so that the sum has the same bits on any engine.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,11 +39,14 @@ class Aggregator:
     n_samples: Tensor
     layout: Layout
     clients: list[int] = field(default_factory=list)  # that replied, in the order of their numbers
+    together: int = 1  # uploads that wait for each other before the first of them is added
     needs: int = 0  # so many clients have to reply, or the round counts for nobody
     always: bool = False  # the method receives a total even if nobody replied
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, Message | None] = {}
+        self._held: list[tuple[int, Message]] = []
+        self._begun = False
         self._turn = iter(self.participants)
         self._next = next(self._turn, None)
         self._all_samples = self.n_samples[self.participants].sum()
@@ -59,13 +63,17 @@ class Aggregator:
         refused: dict[int, str] = {}
         self._waiting[client] = upload
         while self._next in self._waiting:
-            upload = self._waiting.pop(self._next)
-            if upload is not None:
-                try:
-                    self._add(self._next, upload)
-                except ValueError as error:
-                    refused[self._next] = str(error)
+            if (next_upload := self._waiting.pop(self._next)) is not None:
+                self._held.append((self._next, next_upload))
             self._next = next(self._turn, None)
+            self._begun |= self._next is None or len(self._held) >= self.together
+            for held, its in self._held if self._begun else ():
+                try:
+                    self._add(held, its)
+                except ValueError as error:
+                    refused[held] = str(error)
+            if self._begun:
+                self._held = []
         return refused
 
     def _add(self, client: int, upload: Message) -> None:
@@ -170,14 +178,17 @@ def make_aggregator(
     """Make the aggregator of a round whose participants were sent these messages. The noise of privacy comes from a
     stream of the seed in a simulation; without one, from the operating system."""
     from fedtailor.server.aggregation.private import PrivateAggregator  # which both build on the mean
-    from fedtailor.server.aggregation.robust import NormBoundAggregator, RobustAggregator
+    from fedtailor.server.aggregation.robust import GuardedAggregator, NormBoundAggregator, RobustAggregator
 
     if privacy is not None and privacy.level == "client":
         noise = Noise(None if seed is None else torch_stream(seed, "privacy", server.round))
         return PrivateAggregator(method, server, messages, privacy, noise)
     round = (method.uploads, list(messages), server.n_samples, server.layout)
     if rule.kind == "mean":
-        return Aggregator(*round)
+        if rule.amount == math.inf or len(messages) < 3:  # with two, nobody can tell which of them is absurd
+            return Aggregator(*round)
+        start = server.initial
+        return GuardedAggregator(*round, times=rule.amount, method=method, messages=messages, initial=start)
     if rule.kind == "norm-bound":
         return NormBoundAggregator(*round, bound=rule.amount, method=method, messages=messages)
     return RobustAggregator(*round, rule=rule)

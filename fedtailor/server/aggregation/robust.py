@@ -1,6 +1,8 @@
-"""Aggregation that some hostile clients cannot move: by a rule in place of the mean, or of uploads of bounded norm."""
+"""Aggregation that some hostile clients cannot move: by a rule in place of the mean, or of uploads of bounded norm; and
+the mean as it is by default, without a client whose change is absurdly long."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +14,7 @@ from fedtailor.experiment import Experiment
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import Message
-from fedtailor.method import Each, Mean, Method, Total, room
+from fedtailor.method import Each, Mean, Method, Total, Uploads, room
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregation.rules import (
     geometric_median,
@@ -23,6 +25,9 @@ from fedtailor.server.aggregation.rules import (
     trimmed_mean,
 )
 from fedtailor.training.layout import Layout
+
+TOGETHER = 5  # clients of a round whose changes are measured before the first is added: two may be absurd
+SHORT = 10  # changes shorter than this part of the initial vector are not told from each other
 
 
 @dataclass
@@ -94,15 +99,69 @@ class NormBoundAggregator(Aggregator):
         super()._add(client, {name: self._bounded(client, name, x) for name, x in upload.items()})
 
     def _bounded(self, client: int, name: str, x: Tensor) -> Tensor:
-        """Bound an upload that moves the server's state. Choices, single numbers and weights of a mean are left."""
-        how = self.uploads.get(name)
-        if how is None or name in {mean.weights for mean in self._means.values()}:
-            return x
-        if isinstance(how, Each) and (how.record or not x.is_floating_point() or x.numel() < 2):
+        """Bound an upload that moves the server's state."""
+        if not has_length(self.uploads, name, x):
             return x
         assert self.method is not None
         x = x if x.is_floating_point() else x.double()
         return bounded(x, self.method.sent(self.messages[client], name, x), self.bound, self.layout)
+
+
+@dataclass(kw_only=True)
+class GuardedAggregator(Aggregator):
+    """Adds up uploads, without those of a client whose change is `times` as long as usual: as the median of those of
+    this round so far or, where these are short, a tenth of the network's initial vector.
+
+    The order of the clients decides, not that of arrival. The first few wait for each other, so that the first one
+    does not pass because it is alone; they are all that a round needs memory for beside the sum.
+    """
+
+    times: float
+    method: Method
+    messages: Mapping[int, Message]  # that went to the participants
+    initial: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.together = TOGETHER
+        self._lengths: dict[str, dict[int, float]] = {}  # of each upload's changes
+        start = float(self.layout.without_buffers(self.initial).norm())
+        self._short = max(start, 1.0) / SHORT  # a network may begin with zeros
+
+    def _length(self, client: int, name: str, x: Tensor) -> float:
+        sent = self.method.sent(self.messages[client], name, x)
+        change = x if sent is None else x - sent
+        body = self.layout.body
+        if is_model(x, self.layout):
+            change = self.layout.without_buffers(change)
+        elif x.shape[-1:] == (body.stop - body.start,) and (buffers := self.layout.buffers_in(body)):
+            change = change.clone()  # BatchNorm's counter of batches alone would make a large client's change long
+            for place in buffers:
+                change[..., place.start - body.start : place.stop - body.start] = 0
+        return float(change.norm())
+
+    def _add(self, client: int, upload: Message) -> None:
+        for other, its in self._held:
+            for name, x in its.items():
+                if other not in self._lengths.get(name, {}) and has_length(self.uploads, name, x):
+                    self._lengths.setdefault(name, {})[other] = self._length(other, name, x)
+        for name, lengths in sorted(self._lengths.items()):
+            usual = max(statistics.median(lengths.values()), self._short)
+            if len(lengths) > 2 and client in lengths and lengths[client] > self.times * usual > 0:
+                raise ValueError(
+                    f"the change of its upload {name!r} is more than {self.times:g} times as long as usual in this "
+                    "round (--aggregation mean:inf counts it all the same)"
+                )
+        super()._add(client, upload)
+
+
+def has_length(uploads: Uploads, name: str, x: Tensor) -> bool:
+    """Find out whether an upload moves the server's state by a vector: choices, single numbers, weights of a mean and
+    what is for the record alone do not."""
+    how = uploads.get(name)
+    if how is None or name in {mean.weights for mean in uploads.values() if isinstance(mean, Mean)}:
+        return False
+    return not (isinstance(how, Each) and (how.record or not x.is_floating_point() or x.numel() < 2))
 
 
 def bounded(x: Tensor, sent: Tensor | None, bound: float, layout: Layout) -> Tensor:
