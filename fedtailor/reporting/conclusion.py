@@ -73,6 +73,8 @@ def _costs(best: Line, lines: Sequence[Line]) -> Iterator[str]:
     others = [line for line in lines if line is not best and line.bytes]
     cheapest = min(others, key=lambda line: line.bytes, default=None)
     beside = f"; {cheapest.label}, the cheapest other that sends any, {_price(cheapest)}" if cheapest else ""
+    if cheapest and cheapest.bytes >= best.bytes > 0:
+        beside = "; no other method that sends anything sends less"
     yield f"{best.label} {_price(best)}{beside}."
 
 
