@@ -64,7 +64,7 @@ def test_the_weights_of_branches_say_what_alpha_is() -> None:
     made = study("pfedmb", question=asked(), dtype="float64")
     seen, _, _ = observed(made)
     without = replace(seen, upload={name: tensor for name, tensor in seen.upload.items() if name != "alpha"})
-    one, other = (evidence(made.prepared[0].method, each) for each in (seen, without))
+    one, other = (evidence(made.prepared[0].terms.method, each) for each in (seen, without))
     assert torch.allclose(one.start, other.start)
     assert torch.allclose(one.seen, other.seen)
 
@@ -80,7 +80,7 @@ def test_a_private_head_is_not_known(method: str) -> None:
     """Not even in part: with the initial head, the true samples give something else; with the private one, the same."""
     made = study(method, question=asked(round=2), dtype="float64")
     matching, clue, guess, before, after = matched(made)
-    assert clue.unknown == made.prepared[0].network.layout.head
+    assert clue.unknown == made.prepared[0].terms.network.layout.head
     assert matching.squared(guess).item() > 1e-4
     head = {"fedper": before["head"], "fedrep": after["head"]}.get(method)
     head = _fitted_head(made, before) if head is None else head
@@ -122,7 +122,7 @@ def test_one_step_is_the_gradient_of_plain_pytorch() -> None:
     made = study("fedavg", question=asked(), dtype="float64", steps=1)
     _, clue, guess, _, _ = matched(made)
     module = build_model("mlp:20", (1, 8, 8), 10, seed=0).double()
-    module.load_state_dict(made.prepared[0].network.state_dict(clue.start))
+    module.load_state_dict(made.prepared[0].terms.network.state_dict(clue.start))
     plain = plain_gradient(module, guess.x, made.data.train(made.victims[0])[1])
     assert torch.allclose(clue.seen, torch.cat([plain[name].flatten() for name in plain]), atol=1e-12)
 
@@ -133,7 +133,7 @@ def test_pgfeds_gradient_is_at_its_own_model() -> None:
     _, clue, guess, _, _ = matched(made)
     assert clue.rates == ()
     module = build_model("mlp:20", (1, 8, 8), 10, seed=0).double()
-    module.load_state_dict(made.prepared[0].network.state_dict(clue.start))
+    module.load_state_dict(made.prepared[0].terms.network.state_dict(clue.start))
     plain = plain_gradient(module, guess.x, made.data.train(made.victims[0])[1])
     assert torch.allclose(clue.seen, torch.cat([plain[name].flatten() for name in plain]), atol=1e-12)
 
