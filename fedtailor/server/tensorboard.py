@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.extras import install_command
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 
@@ -14,7 +15,7 @@ def check_installed() -> None:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
         raise FedtailorError(
-            "TensorBoard is not installed: pip install 'fedtailor[tensorboard]', or leave --tensorboard out."
+            f"TensorBoard is not installed: {install_command('tensorboard')}, or leave --tensorboard out."
         ) from None
 
 
