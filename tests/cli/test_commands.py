@@ -257,7 +257,7 @@ class TestInterruption:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fedtailor.studies.runner.prepare", interrupted)
+        monkeypatch.setattr("fedtailor.engines.runs.prepare", interrupted)
         answer = call("run", "fedavg", *SMALL)
         assert answer.code == 130
         assert "Traceback" not in answer.err
