@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedtailor._common.extras import install_command
 from fedtailor.cli import watch as watching
 from tests.cli.calling import Call, contents, done, interrupted_in, refusal, usage_error
 
@@ -331,9 +332,8 @@ class TestTensorBoard:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
         for words in (["run", "local"], ["compare", "local", "ditto"]):
             said = refusal(call, *words, *SMALL, "--tensorboard")
-            assert said == (
-                "TensorBoard is not installed: pip install 'fedtailor[tensorboard]', or leave --tensorboard out."
-            )
+            how = install_command("tensorboard")
+            assert said == f"TensorBoard is not installed: {how}, or leave --tensorboard out."
 
     def test_it_is_not_needed_to_look_into_a_run(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("tensorboard")
