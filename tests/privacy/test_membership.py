@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from fedtailor.experiment.privacy import Privacy
+from fedtailor.messages import Train
 from fedtailor.privacy.accountant import Releases, spent
 from fedtailor.privacy.noise import Noise
 from fedtailor.server.aggregation.private import PrivateAggregator
@@ -104,3 +105,36 @@ def test_a_sample_is_hidden_as_epsilon_says(noise: float) -> None:
         assert shown > 5
     else:
         assert (0.2 * promised if noise == 1 else 0) < shown <= promised
+
+
+NO_NOISE = 1e-9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_a_sample_in_a_whole_training_is_hidden_as_epsilon_says(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canary in what a site uploads after three steps; and the same attack sees at once that the noise is missing."""
+    rounds = {"privacy": "sample, clip=1, noise=3", "batch": "full", "steps": 3, "lr": 0.1}
+    made = make_simulation(method, data="digits", model="mlp:4", clients=2, max_train=12, dtype="float64", **rounds)
+    made.loop.call(1)
+    site, message = made.sites.site(0), made.loop._messages()[0]
+    (x, y), sent = site.data.train, next(iter(message.values()))
+    loud = x[:].clone()
+    loud[0] *= 100  # an outlier, whose gradient points where no other's does
+    with_it, without = (loud, y), (loud[1:], y[1:])
+    plain = Noise.normal
+
+    def release(there: bool, trial: int) -> torch.Tensor:
+        site.data.train = with_it if there else without
+        reply, _ = site.work(Train(2 * trial + there + 1, 0, message), {})  # each round has noise of its own
+        return (next(iter(reply.upload.values())) - sent) * len(site.data.train[1])
+
+    def attack(factor: float) -> float:
+        monkeypatch.setattr(Noise, "normal", lambda source, like, deviation: plain(source, like, factor * deviation))
+        return lower_bound(*scores(release, direction))
+
+    monkeypatch.setattr(Noise, "normal", lambda source, like, deviation: plain(source, like, NO_NOISE * deviation))
+    direction = torch.nn.functional.normalize(release(True, 0) - release(False, 0), dim=0)
+    promised = spent([Releases(3.0, count=3)], DELTA).epsilon
+    assert 0 < attack(1.0) <= promised
+    assert attack(NO_NOISE) > promised
