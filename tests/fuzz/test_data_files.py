@@ -3,6 +3,7 @@
 import random
 import time
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def slow(rng: random.Random, folder: Path) -> None:
 
 
 def greedy(rng: random.Random, folder: Path) -> None:
-    (folder / "much").write_bytes(b"x" * 300_000_000)
+    with mmap(-1, 300_000_000) as memory:  # never memory that this process has freed and kept
+        for page in range(0, len(memory), 4096):
+            memory[page] = 1
 
 
 @pytest.mark.parametrize(
