@@ -9,6 +9,8 @@ import pytest
 from fedtailor._common import extras
 from fedtailor._common.extras import install_command
 
+LOCAL = Path("/").as_uri()  # of addresses of files
+
 
 class Installed:
     """A distribution of which pip recorded this source; None: a package index."""
@@ -26,8 +28,8 @@ class Installed:
     [
         (None, "pip install 'fedtailor[tune]'"),
         ("broken {", "pip install 'fedtailor[tune]'"),
-        ({"url": "file:///gone/for/good", "dir_info": {}}, "pip install 'fedtailor[tune]', or '.[tune]' in a clone"),
-        ({"url": "file:///a/b.whl", "archive_info": {}}, "pip install 'fedtailor[tune] @ file:///a/b.whl'"),
+        ({"url": f"{LOCAL}gone/for/good", "dir_info": {}}, "pip install 'fedtailor[tune]', or '.[tune]' in a clone"),
+        ({"url": f"{LOCAL}a/b.whl", "archive_info": {}}, f"pip install 'fedtailor[tune] @ {LOCAL}a/b.whl'"),
         (
             {"url": "https://x.org/f", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "pip install 'fedtailor[tune] @ git+https://x.org/f@abc'",

@@ -1,5 +1,5 @@
-"""What private trainings cost a client: the private gradients that it asks for in a round, counted before the first
-one, and the ε of all that it releases.
+"""The cost of private trainings: the private gradients that a client asks for in a round, counted before the first one,
+and the ε of all that it releases.
 """
 
 from collections import Counter

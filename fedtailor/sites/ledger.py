@@ -62,7 +62,7 @@ class _Line(BaseModel):
 
 
 class Account(BaseModel):
-    """What a site's ledger says: the private trainings of all its runs, and what they released."""
+    """The content of a site's ledger: the private trainings of all its runs, and what they released."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     trainings: Count = 0
@@ -79,8 +79,8 @@ class Account(BaseModel):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one training costs at a site, and the most that all of them together may: ε as the site's own file says it,
-    or as the plan does for samples; without both, what the rounds of one run of the plan cost."""
+    """The cost of one training at a site, and the most that all of them together may cost: ε as the site's own file
+    says it, or as the plan does for samples; without both, what the rounds of one run of the plan cost."""
 
     privacy: Privacy
     training: Cost
@@ -95,7 +95,7 @@ class Budget:
 
     @property
     def run(self) -> Counter[Release]:
-        """What one run of the plan costs."""
+        """The cost of one run of the plan."""
         return _times(self.training, self.rounds)
 
     @property

@@ -279,16 +279,16 @@ class TestNothingPersonal:
     def test_home_and_user_are_not_told(self, tmp_path: Path) -> None:
         """Runs in a home directory, data below a directory of the user's name elsewhere."""
         home, data = tmp_path / "homes" / "ada.lovelace", tmp_path / "scratch" / "ada.lovelace" / "data"
-        (home / "work").mkdir(parents=True)
+        (home / "hospital").mkdir(parents=True)
         data.mkdir(parents=True)
         words = {"HOME": str(home), "USER": "ada.lovelace", "LOGNAME": "ada.lovelace", "FEDTAILOR_DATA": str(data)}
         path = str(Path(fedtailor.__file__).parents[1])
         for options in ([], ["--json"]):
-            answer = doctor(*options, cwd=home / "work", libraries=Path(path), **words)
+            answer = doctor(*options, cwd=home / "hospital", libraries=Path(path), **words)
             assert answer.code == 0, answer
             assert "lovelace" not in answer.out
             text = "".join(answer.out.split())
-            assert "~/work/runs" in text
+            assert "~/hospital/runs" in text
             assert "/scratch/USER/data" in text
             assert os.uname().nodename not in answer.out.split()
 
