@@ -20,6 +20,7 @@ from fedtailor.messages import Message, State
 from fedtailor.messages.store import Store
 from fedtailor.training.client import Client
 from fedtailor.training.descent import Batch
+from fedtailor.training.inputs import Inputs
 from fedtailor.training.layout import Layout
 from fedtailor.training.optimizer import ServerOptimizer, server_step
 
@@ -311,6 +312,14 @@ class Method(BaseModel):
 
     # --- at a client ---
 
+    def extra_tensors(self, layout: Layout) -> State:
+        """Return the initial values of tensors that the method trains beside the network, by name.
+
+        They lie behind the head in every vector, and in `batch.extra` of an objective: optimisers, momentum, uploads
+        and checkpoints treat them like the network's. `client.extra(theta)` views those of a vector.
+        """
+        return {}
+
     def train(self, client: Client, message: Message) -> Message:
         """Do a participant's work: it may change its state, and returns what it uploads."""
         raise NotImplementedError
@@ -318,6 +327,13 @@ class Method(BaseModel):
     def personal_model(self, client: Client, message: Message) -> Tensor:
         """Return the vector that this client predicts with, from its own state and the server's broadcast."""
         return message["theta"]
+
+    def predict(self, client: Client, message: Message, x: Inputs) -> Tensor:
+        """Compute a client's outputs for these inputs: by default, those of the network with its personal model.
+
+        A method that predicts by more than one vector overrides this, and has no model that could be exported.
+        """
+        return client.outputs(self.personal_model(client, message), x)
 
     # --- what follows from the above ---
 
@@ -337,7 +353,17 @@ class Method(BaseModel):
     @cached_property
     def shares_model(self) -> bool:
         """True if all clients predict with the broadcast `theta`."""
-        return type(self).personal_model is Method.personal_model
+        return type(self).personal_model is Method.personal_model and not self.predicts_by_more
+
+    @property
+    def predicts_by_more(self) -> bool:
+        """True if the method predicts by more than the personal model."""
+        return type(self).predict is not Method.predict
+
+    def check_one_model(self, what: str) -> None:
+        """Refuse what needs a personal model that is one vector, in a method that predicts by more."""
+        if self.predicts_by_more:
+            raise FedtailorError(f"{self.title} predicts by more than one network's weights: {what}.")
 
     @cached_property
     def uploaded(self) -> set[str]:

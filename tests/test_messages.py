@@ -15,6 +15,7 @@ from fedtailor.messages import (
     Evaluate,
     EvaluateShared,
     Personal,
+    Predict,
     Reply,
     Request,
     Train,
@@ -25,6 +26,7 @@ from fedtailor.messages import (
     message_bytes,
     unframe,
 )
+from fedtailor.messages.letters import as_letter
 from tests.helpers import assert_same
 
 KINDS = {
@@ -120,6 +122,9 @@ def test_nothing_else_crosses() -> None:
     assert [field.name for field in fields(Request)] == ["round", "client", "message", "version"]
     assert [field.name for field in fields(Train)] == ["round", "client", "message", "version", "measure"]
     assert [field.name for field in fields(EvaluateShared)] == ["round", "client", "message", "version", "others"]
+    assert [field.name for field in fields(Predict)] == ["round", "client", "message", "version", "inputs"]
+    with pytest.raises(StopIteration):  # there is no such letter
+        as_letter(Predict(1, 0, {}), "run", 0)
     for kind in (Evaluate, Personal, Adapt):
         assert fields(kind) == fields(Request)
     reply = ["clients", "upload", "version", "measured", "bytes_up", "differentiated", "seconds", "error", "cause"]

@@ -6,13 +6,12 @@ In a simulation all clients live in one place; at a hospital it is one. Workers 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, explained
@@ -28,6 +27,7 @@ from fedtailor.messages import (
     Measured,
     Message,
     Personal,
+    Predict,
     Reply,
     Request,
     State,
@@ -41,11 +41,13 @@ from fedtailor.privacy.clipping import clipped
 from fedtailor.privacy.noise import Noise
 from fedtailor.training.client import Client
 from fedtailor.training.descent import step_count
-from fedtailor.training.inputs import changes, join
+from fedtailor.training.inputs import Inputs, changes, join
 from fedtailor.training.predictions import measure, outputs
 from fedtailor.training.private_gradients import Private
 from fedtailor.training.schedule import factor_at
 from fedtailor.training.streams import seed_network, torch_seed, torch_stream
+
+Predictor = Callable[[Inputs], Tensor]  # from inputs to outputs
 
 # Held-out samples of clients that are evaluated together: as many as make this number of requests, within these bounds.
 # The number of workers does not count, so that metrics do not depend on it.
@@ -111,9 +113,12 @@ class Site:
             case Train():
                 reply = self._train(client, request)
             case Evaluate():
-                reply = Reply((self.number,), measured=[self.measure(self.personal_model(client, request.message))])
+                reply = Reply((self.number,), measured=[self.measure(self.predictor(client, request.message))])
             case Personal():
                 reply = Reply((self.number,), {"theta": self.personal_model(client, request.message)})
+            case Predict():
+                scores = self.predictor(client, request.message)(request.inputs)
+                reply = Reply((self.number,), {"outputs": self.counted(scores)})
             case Adapt():
                 reply = self._adapt(client, request.message)
             case _:
@@ -132,7 +137,7 @@ class Site:
         reply = Reply((self.number,), upload if privacy is None else self._leaving(privacy, client, message, upload))
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
-            reply.measured = [self.measure(self.personal_model(client, {**message, **upload}))]
+            reply.measured = [self.measure(self.predictor(client, {**message, **upload}))]
         return reply
 
     def _leaving(self, privacy: Privacy, client: Client, message: Message, upload: State) -> State:
@@ -155,6 +160,17 @@ class Site:
         theta = self.terms.method.personal_model(client, message)
         return self.fine_tuned(theta) if self.terms.fine_tune else theta
 
+    def predictor(self, client: Client, message: Message) -> Predictor:
+        """The function by which the client predicts now: its outputs for inputs."""
+        method = self.terms.method
+        if method.predicts_by_more:
+            return partial(method.predict, client, message)
+        return self.network_at(self.personal_model(client, message))
+
+    def network_at(self, theta: Tensor) -> Predictor:
+        """The network with these values, as a function."""
+        return partial(outputs, self.terms.network, theta)
+
     def fine_tuned(self, theta: Tensor) -> Tensor:
         """Fine-tune a model as the evaluation asks. The stream is the same in all rounds: a model that did not change
         need not be evaluated again."""
@@ -165,7 +181,7 @@ class Site:
         before training and after every epoch, and the adapted model."""
         starts = (self.terms.method.personal_model(client, message), self.terms.initial)
         paths = [self.fine_tuning_path(start) for start in starts]
-        measured = [self.measure(theta) for path in paths for theta in path]
+        measured = [self.measure(self.network_at(theta)) for path in paths for theta in path]
         return Reply((self.number,), {"theta": paths[0][-1]}, measured=measured)
 
     def fine_tuning_path(self, theta: Tensor) -> list[Tensor]:
@@ -181,14 +197,14 @@ class Site:
         client.descend(theta, epochs=self.terms.fine_tune, steps=None, purpose="fine-tuning", each_step=keep)
         return path
 
-    def measure(self, theta: Tensor, scores: Tensor | None = None) -> Measured:
-        """Measure a model on this site's held-out samples; `scores` are its outputs on them, where they are known."""
+    def measure(self, predict: Predictor, scores: Tensor | None = None) -> Measured:
+        """Measure predictions on this site's held-out samples; `scores` are those for them, where they are known."""
         terms, data, y = self.terms, self.data, self.data.validation[1]
         if scores is None:
-            scores = outputs(terms.network, theta, data.held_out)
+            scores = predict(data.held_out)
         parts = {"validation": (scores[: len(y)], y), "test": (scores[len(y) :], data.test[1])}
         if terms.on_train:
-            parts["train"] = outputs(terms.network, theta, data.train[0]), data.train[1]
+            parts["train"] = predict(data.train[0]), data.train[1]
         if self.n_outputs is not None:
             parts = {split: (self.counted(found), y) for split, (found, y) in parts.items()}
         settings = (terms.loss, terms.multi_label, terms.own_metric)
@@ -206,7 +222,7 @@ def measure_together(sites: Sequence[Site], theta: Tensor) -> list[Measured]:
         theta = sites[0].fine_tuned(theta)
     held_out = [site.data.held_out for site in sites]
     scores = outputs(sites[0].terms.network, theta, join(held_out)).split([len(x) for x in held_out])
-    return [site.measure(theta, piece) for site, piece in zip(sites, scores, strict=True)]
+    return [site.measure(site.network_at(theta), piece) for site, piece in zip(sites, scores, strict=True)]
 
 
 def declarations(data: FederatedData, fingerprint: str) -> list[Declaration]:
@@ -358,12 +374,18 @@ class Sites:
         """The number of validation and test samples of each client."""
         return [place[3] - place[1] for place in self.data.places]
 
-    def personal_model(self, client: int, round: int, message: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def personal_model(self, client: int, round: int, message: Message) -> Tensor:
         """The model that a client predicts with now."""
-        version = self.store.current.get(client, NEVER)
-        reply = self.handle(Personal(round, client, message, version))
+        return self._own(Personal(round, client, message, self.store.current.get(client, NEVER)))["theta"]
+
+    def predict(self, client: int, round: int, message: Message, x: Inputs) -> Tensor:
+        """The outputs that a client predicts for these inputs now."""
+        return self._own(Predict(round, client, message, self.store.current.get(client, NEVER), x))["outputs"]
+
+    def _own(self, request: Personal | Predict) -> State:
+        """Answer a request for something of the client's own, which no server makes."""
+        reply = self.handle(request)
         if reply.error:
-            raise FedtailorError(
-                f"{type(self.terms.method).__name__}, client {self.data.names[client]}: {reply.error}."
-            ) from reply.cause
-        return reply.upload["theta"]
+            name = self.data.names[request.client]
+            raise FedtailorError(f"{type(self.terms.method).__name__}, client {name}: {reply.error}.") from reply.cause
+        return reply.upload

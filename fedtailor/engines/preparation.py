@@ -28,9 +28,9 @@ from fedtailor.engines.hostile import hostile_clients
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import EvaluateShared, Message, message_bytes
+from fedtailor.messages import EvaluateShared, Message, State, message_bytes
 from fedtailor.messages.store import Store
-from fedtailor.method import Method, Server, expected_upload
+from fedtailor.method import Layout, Method, Server, expected_upload
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
@@ -50,6 +50,7 @@ LOSSES: dict[str, Loss] = {
     "mse": functional.mse_loss,
     "bce": functional.binary_cross_entropy_with_logits,
 }
+AT_SITES = "no site could keep its model in a file; take another method for real sites"
 
 
 @dataclass
@@ -173,6 +174,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     method = objects.method or find_method(experiment.method, experiment.parameters)
     check_training(experiment, method, device)
     data = partition_data(experiment, objects.data).to(device)
+    if site or data.elsewhere is not None:
+        method.check_one_model(AT_SITES)
     training = data.n_clients - len(data.new)
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
@@ -198,6 +201,10 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     network.autocast = experiment.autocast
     scores = try_out(network, data, loss)
+    assembled = replace(assembled, sizes=network.sizes(held(data.x[:2]), scores))
+    assembled = replace(assembled, extra=_extra_tensors(method, assembled.network().layout, experiment.seed))
+    network = assembled.network()
+    network.autocast = experiment.autocast
     metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
@@ -237,6 +244,19 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     if own_metric is not None:
         _try_out_metric(prepared)
     return prepared
+
+
+def _extra_tensors(method: Method, layout: Layout, seed: int) -> State:
+    """Make the tensors that the method trains beside the network; what it draws depends on the seed."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "extra tensors"))
+        found = method.extra_tensors(layout)
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise FedtailorError(
+                f"{type(method).__name__}, extra_tensors: {name!r} is no tensor of floating-point numbers."
+            )
+    return found
 
 
 def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participation, clients: int) -> Prepared:
@@ -284,6 +304,8 @@ def _check_protocol(prepared: Prepared) -> None:
         if protocol.patience is not None:
             raise FedtailorError("Nothing is evaluated to stop early by: leave --patience or --evaluate-every 0 out.")
         return
+    if protocol.fine_tune and protocol.model != "global":
+        method.check_one_model("leave --fine-tune out")
     if protocol.clients == "new" and not data.new:
         raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
     evaluated = [data.places[c] for c in range(data.n_clients) if (c in data.new) == (protocol.clients == "new")]

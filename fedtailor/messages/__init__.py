@@ -189,6 +189,13 @@ class Personal(Request):
 
 
 @dataclass(frozen=True)
+class Predict(Request):
+    """Hand out the client's outputs for these inputs, to whoever runs the simulation: no letter asks for them."""
+
+    inputs: Any = None
+
+
+@dataclass(frozen=True)
 class Adapt(Request):
     """Fine-tune the model of a client that never took part, and one from scratch; measure both after every epoch."""
 

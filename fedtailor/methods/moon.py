@@ -6,7 +6,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedtailor._common.errors import FedtailorError
 from fedtailor.method import Batch, Client, Message, Method, Search
 
 
@@ -38,7 +37,7 @@ class MOON(Method):
         w = message["theta"]
         if not self.mu:
             return {"theta": client.descend(w)}
-        z_glob, z_prev = features(client, w), features(client, client.state.get("theta", w))
+        z_glob, z_prev = client.flat_features(w), client.flat_features(client.state.get("theta", w))
 
         def objective(batch: Batch) -> Tensor:
             z, chosen = batch.features.flatten(1), slice(None) if batch.indices is None else batch.indices
@@ -47,11 +46,3 @@ class MOON(Method):
 
         client.state["theta"] = client.descend(w, objective=objective)
         return {"theta": client.state["theta"]}
-
-
-def features(client: Client, theta: Tensor) -> Tensor:
-    """Compute the features of all training samples, a row each."""
-    found = client.features(theta)
-    if found is None:
-        raise FedtailorError("MOON needs a network that can be cut between its body and its head.")
-    return found.flatten(1)

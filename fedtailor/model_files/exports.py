@@ -113,6 +113,7 @@ class Source:
         The run's own record has it if its protocol evaluated personal models, and this client in the last round.
         Otherwise the model is measured now.
         """
+        self.terms.method.check_one_model("no model file can hold that; predict in Python, result.predict(client, x)")
         theta, last = self.simulation.personal_model(client), self.simulation.finished
         whose = "on the client's own test samples"
         results = next((record.results for record in self.result.clients if record.round == last), {})

@@ -1,7 +1,7 @@
 """From a module to the network of a run: its head, pretrained weights, frozen parts and adapters, in this order."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import file_digest
 from pathlib import Path
 
@@ -44,12 +44,15 @@ class Assembled:
     lora: LoRA | None = None
     adapted: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()  # what the user should know, in sentences
+    sizes: tuple[int | None, int | None] = (None, None)  # the numbers of features and of outputs
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # that the method trains beside the network
 
     def network(self) -> Network:
         """Make the vector view of a copy."""
         first = next(self.module.parameters())
         pretrained = self.loaded.names if self.loaded else ()
-        return Network(copied(self.module), list(self.head), first.device, first.dtype, pretrained=pretrained)
+        module, head = copied(self.module), list(self.head)
+        return Network(module, head, first.device, first.dtype, None, pretrained, self.extra, self.sizes)
 
 
 def assemble(

@@ -202,7 +202,8 @@ class LocalSite:
         sites.store.recall(self.number, letter.number("accepted"))
         sites.store.at(self.number, letter.number("accepted"))  # refuses if it is lost
         theta = sites.personal_model(self.number, round, dict(letter.tensors))
-        measured = sites.site(self.number).measure(theta)
+        site = sites.site(self.number)
+        measured = site.measure(site.network_at(theta))
         stem = self.site.private / "models" / answering.run
         make_directory(stem.parent)
         columns = {"label_column": self.site.label_column, "client_column": None}

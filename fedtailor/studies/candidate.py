@@ -14,7 +14,7 @@ from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment
 from fedtailor.studies.measures import Values
 from fedtailor.training.metrics import ACCURACY, Metric
-from fedtailor.training.predictions import outputs, sample_scores
+from fedtailor.training.predictions import sample_scores
 
 POINTS = 8  # of a learning curve, at least, along rounds that are measured (or each of them, if they are fewer)
 
@@ -109,7 +109,7 @@ class Candidate:
         for client in self.values:
             site = self.simulation.sites.site(client)
             x, y = site.data.validation
-            scores = site.counted(outputs(site.terms.network, self.simulation.personal_model(client), x))
+            scores = self.simulation.predict(client, x)
             parts = sample_scores(self.metric.name, scores, y, site.terms.multi_label)
             if parts is not None:
                 self.parts[client] = parts

@@ -71,7 +71,8 @@ def _begin(prepared: Prepared, theta: Tensor, explicit: bool) -> None:
 def _accuracies(client: int) -> list[float]:
     prepared, theta, explicit = _work
     site = Site(client, prepared.data.client(client), prepared.terms)
-    found = [site.measure(vector)["test"].accuracy for vector in personalize(prepared, theta, explicit, client)]
+    path = personalize(prepared, theta, explicit, client)
+    found = [site.measure(site.network_at(vector))["test"].accuracy for vector in path]
     return [accuracy for accuracy in found if accuracy is not None]
 
 

@@ -385,7 +385,7 @@ def _curve(result: RunResult) -> list[float]:
     for number in sorted(data.new):
         site = Site(number, data.client(number), terms)
         start = method.personal_model(site.client(simulation.finished, {}), message) if shared is None else shared
-        measured[number] = [site.measure(theta) for theta in site.fine_tuning_path(start)]
+        measured[number] = [site.measure(site.network_at(theta)) for theta in site.fine_tuning_path(start)]
     epochs = range(protocol.fine_tune + 1)
     means = [averages({c: of[k] for c, of in measured.items()}, protocol.average, result.metric) for k in epochs]
     return [mean.accuracy for mean in means if mean.accuracy is not None]

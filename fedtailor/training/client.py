@@ -297,12 +297,44 @@ class Client:
         x, y = data or self.train_data
         return self.loss_function(outputs(self.network, theta, x), y)
 
-    def features(self, theta: Tensor) -> Tensor | None:
-        """Compute the features of the training samples at `theta`; None if the network has no cut before its head."""
+    def features(self, theta: Tensor, x: Inputs | None = None) -> Tensor | None:
+        """Compute the features of the training samples at `theta`, or of the inputs given, in evaluation mode; None if
+        the network has no cut before its head."""
         self._refuse("the features of samples")
         self.network.vector.copy_(theta)
         self.network.module.eval()
-        return frozen_features(self.network, self.train_data[0])
+        return frozen_features(self.network, self.train_data[0] if x is None else x)
+
+    def flat_features(self, theta: Tensor, x: Inputs | None = None) -> Tensor:
+        """Compute the features as rows of numbers, for a method that cannot do without."""
+        found = self.features(theta, x)
+        if found is None:
+            raise FedtailorError("This method needs a network that can be cut between its body and its head.")
+        return found.flatten(1)
+
+    def outputs(self, theta: Tensor, x: Inputs | None = None) -> Tensor:
+        """Compute the outputs for the training samples at `theta`, or for the inputs given, in evaluation mode."""
+        self._refuse("the outputs for samples")
+        return outputs(self.network, theta, self.train_data[0] if x is None else x)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """The number of training samples of each class, as floating-point numbers; refuses targets without classes."""
+        y, classes = self.train_data[1], self.layout.n_outputs
+        if y.is_floating_point() or y.dim() != 1 or classes is None:
+            raise FedtailorError("This method needs classes: its targets must be one class label per sample.")
+        return y.bincount(minlength=classes).to(self.initial)
+
+    def class_means(self, rows: Tensor) -> Tensor:
+        """Compute the mean of each class's rows, such as the features of the training samples: one row a class, zeros
+        for a class that the client lacks (see `class_counts`)."""
+        counts = self.class_counts
+        sums = rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, self.train_data[1], rows)
+        return sums / counts.clamp(min=1)[:, None]
+
+    def extra(self, theta: Tensor) -> dict[str, Tensor]:
+        """View the method's extra tensors in a vector, by name."""
+        return self.layout.extras(theta)
 
     def _refuse(self, what: str) -> None:
         """Refuse what has no private version while the client trains under privacy of its samples."""

@@ -82,6 +82,11 @@ class Batch:
     def loss(self) -> Tensor:
         return self.loss_function(self.outputs, self.y)
 
+    @property
+    def extra(self) -> nn.ParameterDict:
+        """The method's extra tensors, which this pass trains."""
+        return self.network.extra
+
 
 Objective = Callable[[Batch], Tensor]
 
@@ -132,6 +137,7 @@ def descend(
     chain = chain_of(network, function, x) if objective is None and private is None else None
     moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
     augment = augment if function is network.module else None
+    network.gradient[layout.head.stop :] = 0  # of the extra tensors, which no chain writes
     begun = False
     with torch.no_grad():
         if chain is not None and augment is None and isinstance(x, Tensor):  # all samples at once
@@ -246,6 +252,8 @@ def _head_on_features(network: Network, x: Inputs) -> tuple[nn.Module, Inputs]:
 @torch.no_grad()
 def frozen_features(network: Network, x: Inputs) -> Tensor | None:
     """Compute the features of all samples; None if the network has no cut between body and head."""
+    if not len(x):
+        return network.vector.new_empty(0, network.layout.n_features or 0)
     with network.precision():
         pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
     found = [piece.to(network.vector.dtype) for piece in pieces if piece is not None]

@@ -1,4 +1,4 @@
-"""The layout of a network's vector: the slice of each part."""
+"""The layout of a network's vector: the slice of each part, and the sizes of its head."""
 
 from dataclasses import dataclass, field
 
@@ -12,6 +12,13 @@ class Layout:
 
     `norm_layers` are the normalisation layers. `buffers` are the entries that are no parameters (BatchNorm's running
     mean and variance): no gradient step may touch them, and they count in no length or angle.
+
+    `n_features` is the number of inputs of the head for one sample, `n_outputs` that of the network's outputs (of the
+    classes, in a classification); None where they are not a row of numbers a sample. `head_shapes` has the shapes of
+    the head's tensors, by name.
+
+    `extra` has the place of each tensor that the method trains beside the network (`Method.extra_tensors`), behind the
+    head, and `extra_shapes` its shape.
     """
 
     size: int
@@ -20,6 +27,20 @@ class Layout:
     layers: dict[str, slice] = field(default_factory=dict)
     norm_layers: tuple[slice, ...] = ()
     buffers: tuple[slice, ...] = ()
+    n_features: int | None = None
+    n_outputs: int | None = None
+    head_shapes: dict[str, torch.Size] = field(default_factory=dict)
+    extra: dict[str, slice] = field(default_factory=dict)
+    extra_shapes: dict[str, torch.Size] = field(default_factory=dict)
+
+    @property
+    def network(self) -> slice:
+        """The slice of the vector that is the network: all but the method's extra tensors."""
+        return slice(0, self.head.stop)
+
+    def extras(self, vector: Tensor) -> dict[str, Tensor]:
+        """View the method's extra tensors in a vector, by name."""
+        return {name: view_as(vector[place], self.extra_shapes[name]) for name, place in self.extra.items()}
 
     def without_buffers(self, vectors: Tensor) -> Tensor:
         """Return the vectors with zeros for the buffers, for lengths and angles between models."""
@@ -45,3 +66,15 @@ class Layout:
             return values
         sizes = [place.stop - place.start for place in self.layers.values()]
         return torch.repeat_interleave(values, torch.tensor(sizes, device=values.device), dim=-1)
+
+
+def view_as(flat: Tensor, shape: torch.Size) -> Tensor:
+    """View a piece of the vector in a tensor's shape.
+
+    Weights of a convolution are in (out, height, width, in) order, which PyTorch calls channels_last and computes
+    faster on a CPU.
+    """
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return flat.view(shape)

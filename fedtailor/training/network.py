@@ -2,10 +2,11 @@
 
 The vector holds everything that training changes: parameters and, beside the parameters of their layer, the floating
 buffers (BatchNorm's running mean and variance). Layers follow each other in the order in which they are registered,
-those of the head last, so that the body, the head and every layer are slices. Frozen layers are not in it.
+those of the head last, so that the body, the head and every layer are slices. Frozen layers are not in it. Behind the
+head lie the tensors that a method trains beside the network.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, cast
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fedtailor._common.errors import FedtailorError
 from fedtailor.training.inputs import Held, apply
 from fedtailor.training.layers import find_head, frozen_modules, layers_of
-from fedtailor.training.layout import Layout
+from fedtailor.training.layout import Layout, view_as
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of a network's outputs and the targets
 
@@ -28,9 +29,9 @@ class Network:
     """The vector view of a module.
 
     `vector` and `gradient` share the memory of the module's parameters and their gradients: writing one writes the
-    other. `layout` has their slices. `frozen` are the submodules without trained parameters, which always are in
-    evaluation mode. `has_batch_norm` is true if another layer normalises by the other samples of its batch. With
-    `autocast`, passes through the module are computed in bfloat16.
+    other. `layout` has their slices. `extra` are the method's extra tensors, as parameters. `frozen` are the submodules
+    without trained parameters, which always are in evaluation mode. `has_batch_norm` is true if another layer
+    normalises by the other samples of its batch. With `autocast`, passes through the module are computed in bfloat16.
     """
 
     autocast = False
@@ -43,9 +44,12 @@ class Network:
         dtype: torch.dtype | None = None,
         example: Any = None,
         pretrained: Collection[str] = (),
+        extra: Mapping[str, Tensor] | None = None,
+        sizes: tuple[int | None, int | None] = (None, None),
     ) -> None:
         """`head` is a number of layers, the last that a forward pass of the `example` uses, or their names (see
-        `find_head`; a list has exact names). `pretrained` names the tensors that keep their values under any seed."""
+        `find_head`; a list has exact names). `pretrained` names the tensors that keep their values under any seed.
+        `extra` has the initial values of the method's extra tensors, `sizes` the numbers of features and of outputs."""
         self.module = module.to(device=device, dtype=dtype)
         self.frozen = frozen_modules(self.module)
         batch_norm = {layer for layer in self.module.modules() if isinstance(layer, BATCH_NORM)}
@@ -59,17 +63,20 @@ class Network:
             )
         self.head_names = head if isinstance(head, list) else find_head(self.module, head, example)
         order = [name for name in layers if name not in self.head_names] + self.head_names
-        sizes = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
+        parts = {name: sum(t.numel() for _, _, t in layers[name]) for name in order}
         places: dict[str, slice] = {}
         buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
         self._placed: list[tuple[nn.Module, str, slice]] = []  # owner and name of each tensor, and its place
         self._pretrained: list[slice] = []
+        head_shapes: dict[str, torch.Size] = {}
         start = 0
         for name in order:
-            places[name] = slice(start, start + sizes[name])
+            places[name] = slice(start, start + parts[name])
             for owner, attribute, tensor in layers[name]:
                 where, full_name = slice(start, start + tensor.numel()), f"{name}.{attribute}".lstrip(".")
+                if name in self.head_names:
+                    head_shapes[full_name] = tensor.shape
                 if not isinstance(tensor, nn.Parameter):
                     buffers.append(where)
                     if not tensor.is_floating_point():
@@ -78,17 +85,29 @@ class Network:
                     self._pretrained.append(where)
                 self._placed.append((owner, attribute, where))
                 start += tensor.numel()
-        head_size = sum(sizes[name] for name in self.head_names)
+        head_size = sum(parts[name] for name in self.head_names)
         norm_layers = [p for n, p in places.items() if isinstance(self.module.get_submodule(n), NORMALISATION)]
+        body, head_place, dtype = slice(0, start - head_size), slice(start - head_size, start), kinds.pop()
+        initial = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in (extra or {}).items()}
+        self.extra = nn.ParameterDict(initial)
+        extra_places: dict[str, slice] = {}
+        for name, tensor in initial.items():
+            extra_places[name] = slice(start, start := start + tensor.numel())
+            self._placed.append((self.extra, name, extra_places[name]))
         self.layout = Layout(
             size=start,
-            body=slice(0, start - head_size),
-            head=slice(start - head_size, start),
+            body=body,
+            head=head_place,
             layers=places,
             norm_layers=tuple(norm_layers),
             buffers=tuple(buffers),
+            n_features=sizes[0],
+            n_outputs=sizes[1],
+            head_shapes=head_shapes,
+            extra=extra_places,
+            extra_shapes={name: tensor.shape for name, tensor in initial.items()},
         )
-        self._place(torch.zeros(start, device=device, dtype=kinds.pop()))
+        self._place(torch.zeros(start, device=device, dtype=dtype))
         placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}
         self._constants = [
             (owner, key, buffer.clone())
@@ -108,11 +127,11 @@ class Network:
             parameter = owner._parameters.get(attribute)
             tensor = owner._buffers[attribute] if parameter is None else parameter
             assert tensor is not None
-            view = _view(vector[where], tensor.shape)
+            view = view_as(vector[where], tensor.shape)
             view.copy_(tensor.detach())
             if parameter is not None:
                 parameter.data = view
-                parameter.grad = _view(self.gradient[where], tensor.shape)
+                parameter.grad = view_as(self.gradient[where], tensor.shape)
             else:
                 # `.data` has a version counter of its own: autograd must not take one layer's buffers for another's.
                 owner._buffers[attribute] = view.data
@@ -164,10 +183,12 @@ class Network:
         names = {id(owner): f"{name}." if name else "" for name, owner in self.module.named_modules()}
         found = {}
         for owner, attribute, where in self._placed:
+            if owner is self.extra:
+                continue
             parameter = owner._parameters.get(attribute)
             like = owner._buffers[attribute] if parameter is None else parameter
             assert like is not None
-            view = _view(theta[where], like.shape)
+            view = view_as(theta[where], like.shape)
             found[names[id(owner)] + attribute] = view.detach().clone() if parameter is None else view
         return found
 
@@ -230,6 +251,15 @@ class Network:
             hook.remove()
         return caught[0] if len(caught) == 1 and torch.equal(head(caught[0]), output) else None
 
+    @torch.no_grad()
+    def sizes(self, x: Held, outputs: Tensor) -> tuple[int | None, int | None]:
+        """Count the features and the outputs of one of these samples; None where they are not a row of numbers."""
+        self.module.eval()
+        with self.precision():
+            features = self.features(x)
+        wide = None if not isinstance(features, Tensor) else features.flatten(1).shape[1]
+        return wide, outputs.shape[1] if outputs.dim() == 2 else None
+
     def head_module(self) -> nn.Module | None:
         """Return the head as a module that takes the features; None if no submodule is the head and nothing else."""
         if (cut := self._cut()) is not None:
@@ -254,15 +284,3 @@ def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return (tensor.round() if tensor.is_floating_point() and not dtype.is_floating_point else tensor).to(
         dtype, copy=True
     )
-
-
-def _view(flat: Tensor, shape: torch.Size) -> Tensor:
-    """View a piece of the vector in a tensor's shape.
-
-    Weights of a convolution are in (out, height, width, in) order, which PyTorch calls channels_last and computes
-    faster on a CPU.
-    """
-    if len(shape) == 4:
-        out, channels, height, width = shape
-        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
-    return flat.view(shape)

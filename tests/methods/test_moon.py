@@ -114,7 +114,7 @@ def test_by_default_it_is_no_worse_than_fedavg() -> None:
 
 
 def test_a_network_without_a_cut_is_refused_at_once() -> None:
-    with pytest.raises(ft.FedtailorError, match=r"round 1: .*MOON needs a network that can be cut"):
+    with pytest.raises(ft.FedtailorError, match=r"MOON, round 1: .*needs a network that can be cut"):
         ft.run("moon", data=digits([20, 20]), model="mlp:8", head=0, on_failure="stop", engine="in-process")
 
 
