@@ -232,6 +232,7 @@ class Method(BaseModel):
     keeps_model: ClassVar[bool] = False  # a client that has trained predicts from its own state, without the broadcast
     refuses: ClassVar[Mapping[str, str]] = {}  # settings of the experiment that must keep their default, and why
     search: ClassVar[Search] = {}  # the ranges in which `tune` looks for parameters, beside that of lr
+    corrects: ClassVar[bool] = False  # all it does at a client is to correct the gradients of one descent of `theta`
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -243,6 +244,13 @@ class Method(BaseModel):
     def start(self, server: Server) -> None:
         """Put the server's state in place, before round 1."""
         server.state["theta"] = server.initial
+
+    def shared_slice(self, layout: Layout) -> slice | None:
+        """Return the slice of the vector that the method averages, for compositions; None if it is no slice."""
+        known = {name: self.uploads[name] in (Mean("samples"), Mean("equal")) for name in self.means}
+        if known.get("theta"):
+            return slice(0, layout.size)
+        return layout.body if known.get("body") else None
 
     def broadcast(self, server: Server) -> Message:
         """Return what every client may have at any time: enough, with its own state, to predict."""

@@ -11,6 +11,7 @@ from fedtailor._common.errors import FedtailorError, shown, unknown, wanted
 from fedtailor._common.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.apfl import APFL
+from fedtailor.methods.composition import compose
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
@@ -59,7 +60,10 @@ def find_method(name: str, parameters: dict[str, Any] | None = None) -> Method:
 
 
 def method_class(name: str) -> type[Method]:
-    """Find the class of the method of this name (or `module:Class`)."""
+    """Find the class of the method of this name (or `module:Class`), or of the composition `A+B`."""
+    if "+" in name:
+        outer, _, inner = name.partition("+")
+        return compose(method_class(outer.strip()), method_class(inner.strip()))
     if ":" in name:
         return check_class(import_object(name, "method"), name)
     if name not in CATALOGUE:
@@ -69,6 +73,8 @@ def method_class(name: str) -> type[Method]:
 
 def method_title(name: str) -> str:
     """Write a method's name as its paper does. A `module:Class` is called by its class, which is not imported."""
+    if "+" in name:
+        return " + ".join(map(method_title, name.split("+")))
     return CATALOGUE[name].title if name in CATALOGUE else name.partition(":")[2] or name
 
 

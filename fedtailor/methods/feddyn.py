@@ -23,6 +23,7 @@ class FedDyn(Method):
     """
 
     name: ClassVar[str] = "feddyn"
+    corrects: ClassVar[bool] = True
     paper: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
     shared_part: ClassVar[str] = "the model"
     own_part: ClassVar[str] = "only its last local gradient"

@@ -14,6 +14,7 @@ class FedProx(Method):
     """
 
     name: ClassVar[str] = "fedprox"
+    corrects: ClassVar[bool] = True
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     mu: float = Field(0.1, ge=0, description="weight of the proximal term, μ")

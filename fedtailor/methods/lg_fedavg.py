@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
+from fedtailor.method import Client, Layout, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class LGFedAvg(Method):
@@ -40,6 +40,9 @@ class LGFedAvg(Method):
         server.state["theta"] = server.initial  # the last body of the warm rounds, and the shared head
         none = torch.zeros(server.n_clients, dtype=torch.bool, device=server.initial.device)
         server.state["own"] = none  # who has a body of its own
+
+    def shared_slice(self, layout: Layout) -> slice:
+        return layout.head
 
     def broadcast(self, server: Server) -> Message:
         return {"shared": server.state["theta"]}

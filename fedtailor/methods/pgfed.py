@@ -26,6 +26,7 @@ class PGFed(Method):
     """
 
     name: ClassVar[str] = "pgfed"
+    corrects: ClassVar[bool] = True
     paper: ClassVar[str] = (
         "Luo et al., PGFed: Personalize Each Client's Global Objective for Federated Learning, ICCV 2023"
     )

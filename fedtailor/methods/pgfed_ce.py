@@ -21,6 +21,7 @@ class PGFedCE(PGFed):
 
     name: ClassVar[str] = "pgfed-ce"
     title: ClassVar[str] = "PGFed-CE"
+    corrects: ClassVar[bool] = False  # its uploads are about the whole model
     shared_part: ClassVar[str] = "the global model and a sum of gradients"
     uploads: ClassVar[Uploads] = {"theta": Each(), "alpha": Each(), "loss": Each(), "path": Each()}
 

@@ -26,6 +26,7 @@ class SCAFFOLD(Method):
     """
 
     name: ClassVar[str] = "scaffold"
+    corrects: ClassVar[bool] = True
     paper: ClassVar[str] = (
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     )

@@ -55,6 +55,33 @@ class Settings(TypedDict, total=False):
 
 
 @dataclass
+class Steering:
+    """A correction from outside of every descent of the model `theta`, in a slice of its vector (see `Composition`).
+
+    `correction` and `each_step` are those of `Client.descend`, on the slice alone. `last` is the vector at the end of
+    the last such descent, and `settings` those in which it differed from the experiment's.
+    """
+
+    place: slice
+    correction: Correction | None = None
+    each_step: Callable[[Tensor], None] | None = None
+    last: Tensor | None = None
+    settings: Settings = field(default_factory=Settings)
+
+    def moves(self, part: slice) -> bool:
+        """Find out whether training this part of the vector moves the slice."""
+        return bool(max(part.start, self.place.start) < min(part.stop, self.place.stop))
+
+    def added(self, vector: Tensor, part: slice) -> Tensor:
+        """Return the correction at this vector, for a part of it: zeros outside of the slice."""
+        whole = torch.zeros_like(vector)
+        if self.correction is not None:
+            there = vector[self.place]
+            whole[self.place] = self.correction(there) if callable(self.correction) else self.correction
+        return whole[part]
+
+
+@dataclass
 class Client:
     """One client at work in one round.
 
@@ -83,6 +110,7 @@ class Client:
     participation: float = 1.0
     augmentation: Augmentation | None = None
     private: Private | None = None  # the same for all copies: no noise is drawn twice
+    steering: Steering | None = None
     # Each copy of a client has its own:
     _moments: dict[str, State] = field(default_factory=dict, init=False)  # what `step` remembers of each model
     _factor: float | None = field(default=None, init=False)  # of the learning rate, in the present step of `batches`
@@ -122,7 +150,7 @@ class Client:
 
         Its learning rate is the experiment's own, without a round's factor.
         """
-        return replace(self, round=0, state={}, optimizer=replace(self.optimizer, factor=1.0))
+        return replace(self, round=0, state={}, optimizer=replace(self.optimizer, factor=1.0), steering=None)
 
     def path_length(self, warm: bool = False) -> float:
         """Compute the length of one descent of SGD along a constant gradient of length 1.
@@ -184,9 +212,25 @@ class Client:
         private = None if stays else self.private
         if private is not None and objective is not None:
             raise NotPrivate("an objective of its own")
-        chosen = replace(self.optimizer, **settings)
+        chosen, steering = replace(self.optimizer, **settings), self.steering
         moments = self.moments(name, theta, chosen) if self.keep_momentum else {}
-        return descend(
+        trained, vector = part or slice(0, self.layout.size), self.network.vector
+        if steering is None or name != "theta" or not steering.moves(trained):
+            steering = None
+        else:
+            own, follow = correction, each_step
+
+            def correction(v: Tensor) -> Tensor:
+                added = steering.added(vector, trained)
+                return added if own is None else added + (own(v) if callable(own) else own)
+
+            def each_step(v: Tensor) -> None:
+                if follow is not None:
+                    follow(v)
+                if steering.each_step is not None:
+                    steering.each_step(vector[steering.place])
+
+        found = descend(
             self.network,
             theta,
             *self.train_data,
@@ -202,6 +246,9 @@ class Client:
             augment=None if self.augmentation is None else self._augmenting(purpose, private),
             private=private,
         )
+        if steering is not None:
+            steering.last, steering.settings = found, settings
+        return found
 
     def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
         """Yield the batches of a descent, for a method that takes the steps itself.
@@ -231,8 +278,16 @@ class Client:
         if chosen.weight_decay or chosen.clip:  # only then is it overwritten
             gradient = gradient.clone()
         gradient = self.layout.without_buffers(gradient) if chosen.clip else gradient
+        steering = self.steering if name == "theta" else None
+        if steering is not None:
+            gradient = gradient + steering.added(theta, slice(None))
         optimizer_step(theta, gradient, self.moments(name, theta, chosen), chosen, factor)
-        return self.layout.copy_buffers(theta, self.network.vector)
+        theta = self.layout.copy_buffers(theta, self.network.vector)
+        if steering is not None:
+            steering.last = theta
+            if steering.each_step is not None:
+                steering.each_step(theta[steering.place])
+        return theta
 
     def moments(self, name: str, like: Tensor, settings: OptimizerSettings | None = None) -> State:
         """Get what the optimiser remembers of the model `name`: momentum, or Adam's mean, square and steps.
