@@ -1,6 +1,7 @@
 """PGFed on the body that FedPer shares, by loops and plain formulas, on quadratic clients.
 
-f_i(θ) = ½ (θ − c)ᵀ H (θ − c) with θ = (s, h): the body s is averaged, the head h stays. PGFed's estimates, and all that it sends, are about s alone.
+f_i(θ) = ½ (θ − c)ᵀ H (θ − c) with θ = (s, h): the body s is averaged, the head h stays. PGFed's estimates, and all
+that it sends, are about s alone.
 """
 
 import torch
