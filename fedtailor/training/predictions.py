@@ -32,7 +32,7 @@ def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
 
 def padded(x: Held) -> Held:
     """Repeat the last of very few samples, so that outputs do not depend on how many are measured together."""
-    if len(x) >= ROWS:
+    if not len(x) or len(x) >= ROWS:
         return x
     return x[torch.arange(ROWS, device=x.device).clamp(max=len(x) - 1)]
 

@@ -20,3 +20,8 @@ def test_few_samples_are_filled_up_with_the_last_one() -> None:
     x = torch.arange(3.0)[:, None]
     assert padded(x)[:, 0].tolist() == [0.0, 1.0, *[2.0] * (ROWS - 2)]
     assert len(padded(torch.zeros(ROWS + 1, 1))) == ROWS + 1
+
+
+def test_no_samples_have_no_outputs() -> None:
+    network = Network(nn.Linear(3, 2))
+    assert len(outputs(network, network.vector.clone(), torch.zeros(0, 3))) == 0
