@@ -19,9 +19,9 @@ from fedtailor.experiment import Experiment
 from fedtailor.experiment.attack import Attack
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Measured, Metrics
-from fedtailor.server.evaluation import LAST, averages, chosen_round, early_stop
+from fedtailor.server.evaluation import LAST, averages, chosen_round
 from fedtailor.server.observations import Observations
-from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
+from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures, stop_in_words
 from fedtailor.server.run_directory import RunDirectory, describe, plain
 from fedtailor.server.setup import Setup
 from fedtailor.training.isolation import isolated
@@ -113,11 +113,8 @@ class RunResult:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended before its last round (see `patience` and `epsilon`); None if it did not."""
-        if self.rounds and (why := self.rounds[-1].stop):
-            return f"stopped after round {self.rounds[-1].round}: {why}"
-        found = early_stop(self.rounds, self.experiment.evaluation.patience, self.metric)
-        return found.in_words(self.metric) if found and found.round < self.experiment.rounds else None
+        """Why the run ended before its last round (see `patience`, `epsilon` and `on_round`); None if it did not."""
+        return stop_in_words(self.rounds, self.experiment.rounds)
 
     def chosen(self, choose: str | None = None) -> RoundRecord | None:
         """The round that counts, by the experiment's own rule or another one; None if none was evaluated."""

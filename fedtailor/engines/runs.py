@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 from pydantic import ValidationError
 
 from fedtailor._common.errors import FedtailorError, shown, unknown, warn
@@ -35,7 +36,7 @@ from fedtailor.training.predictions import OwnMetric
 from fedtailor.training.schedule import needs_total
 
 CHANGEABLE = ("rounds", "workers", "engine", "address", "deadline", "states", "checkpoint_every", "data_dir", "debug")
-OnRound = Callable[[RoundRecord], None]
+OnRound = Callable[[RoundRecord], str | bool | None]  # what it returns may stop the run
 OnStart = Callable[[Loop], None]
 
 
@@ -61,6 +62,9 @@ def run(
     `Experiment` in place of the method takes no further settings. `method_settings` says where those are that a tuning
     chose for the method: `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own. With `out`,
     the run is recorded in that directory as it goes and can be resumed; without, nothing is written.
+
+    `on_round` is called with the record of each round. If it returns a text, or True, the run ends after that round,
+    and the text is recorded as the reason: `on_round=lambda record: "good enough" if record.accuracy > 0.9 else None`.
     """
     if isinstance(method, Experiment):
         given = [str(value) for value in (data, model, loss, metric)]
@@ -256,11 +260,13 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
     if on_start:
         on_start(loop)
     with ExitStack() as opened:
-        told = [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
+        told: list[Callable[[RoundRecord], object]] = []
+        told += [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
         told += [on_round] if on_round else []
         for record in opened.enter_context(closing(loop.run(run.transport))):
             for tell in told:
-                tell(record)
+                if why := reason_to_stop(tell(record)):
+                    loop.stop(why)
     path = run.directory.path if run.directory else None
     result = RunResult(
         run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
@@ -268,6 +274,13 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
     if run.directory:
         run.directory.finish(result.summary())
     return result
+
+
+def reason_to_stop(said: object) -> str:
+    """Read the reason in what `on_round` returned; "" if the run goes on. Other values than texts and True mean nothing."""
+    if isinstance(said, str):
+        return " ".join(said.split())
+    return "on_round said so" if isinstance(said, bool | np.bool_) and said else ""
 
 
 def method_name(kind: type[Method]) -> str:

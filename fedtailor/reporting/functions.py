@@ -20,6 +20,7 @@ from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.client_results import ClientTable, client_table
 from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
+from fedtailor.studies.runner import OnRoundOf, told
 from fedtailor.studies.summary import Line, Summary, summarize
 from fedtailor.studies.trials import Budget, Trial, Tuned
 from fedtailor.studies.tuner import Tuner
@@ -116,6 +117,7 @@ def compare(
     metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_run: OnRun | None = None,
+    on_round: OnRoundOf | None = None,
     **settings: Unpack[Settings],
 ) -> Table:
     """Run methods on the same clients with several seeds, and return the table that papers print.
@@ -127,7 +129,8 @@ def compare(
     names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
     on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
     same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric
-    are then names. `on_run` is called with the title and result of each run.
+    are then names. `on_run` is called with the title and result of each run, and
+    `on_round` with its title and the record of each round: it may stop that run as in `run`.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
@@ -145,7 +148,7 @@ def compare(
             with isolated():
                 prepared = prepare(experiment, objects)
             prepared.terms.metric.check_target(target)
-            results.append(run_prepared(experiment, prepared))
+            results.append(run_prepared(experiment, prepared, on_round=told(on_round, title)))
             tell(title, results[-1])
         return Table(summarize(results, target, comparison.tuned))
     from fedtailor.reporting.tables import write_tables
@@ -154,7 +157,7 @@ def compare(
     todo = work.todo()
     work.begin(todo)
     for title in todo:
-        tell(title, work.run(title, lambda record: None, lambda loop: None))
+        tell(title, work.run(title, told(on_round, title), lambda loop: None))
     summary = work.finish()
     write_tables(summary, work.out, work.extra)
     return Table(summary, work.failed)
@@ -240,6 +243,7 @@ def tune(
     metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_trial: Callable[[str, Trial], None] | None = None,
+    on_round: OnRoundOf | None = None,
     **settings: Unpack[Settings],
 ) -> Tuning:
     """Choose the settings of methods on validation data, each with the same budget of trials (20) or seconds.
@@ -249,6 +253,9 @@ def tune(
     are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
     and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss
     and metric are then names. `on_trial` is called with the method and each trial.
+
+    `on_round` is called with a title and the record of each round of the runs with the chosen settings, and may stop a
+    run as in `run`. Trials are ended by a rule of their own, which is the same for all.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     if out is not None and objects.given:
@@ -258,7 +265,7 @@ def tune(
     for method in work.comparison.methods:
         work.tune(method, on_trial and partial(on_trial, method))
     comparison = work.write()
-    return Tuning(tuple(work.finish(method) for method in work.comparison.methods), comparison, work.budget)
+    return Tuning(tuple(work.finish(method, on_round) for method in work.comparison.methods), comparison, work.budget)
 
 
 def advise(

@@ -243,7 +243,7 @@ class EarlyStop(NamedTuple):
     best: int
 
     def in_words(self, metric: Metric) -> str:
-        return f"stopped after round {self.round}: no better validation {metric.title} since round {self.best}"
+        return f"no better validation {metric.title} since round {self.best}"
 
 
 def early_stop(rounds: list[RoundRecord], patience: int | None, metric: Metric) -> EarlyStop | None:

@@ -161,6 +161,15 @@ class ClientsRecord(Record):
         return record
 
 
+def stop_in_words(rounds: Sequence[RoundRecord], asked: int) -> str | None:
+    """Say after which of the rounds that were asked for a run ended, and why; None if it did all of them, or is not at
+    its end."""
+    last = rounds[-1] if rounds else None
+    if last is None or not last.stop or last.round >= asked:
+        return None
+    return f"stopped after round {last.round}: {last.stop}"
+
+
 Failures = dict[int, tuple[int, int]]  # of each client that failed: in how many rounds, of how many with it
 
 

@@ -27,6 +27,7 @@ from fedtailor.engines.simulation import Simulation, create, reopen
 from fedtailor.experiment import Experiment
 from fedtailor.messages import NEVER, Message
 from fedtailor.messages.letters import Letter, answer_of
+from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.sites.plan import Plan
 from fedtailor.training.isolation import isolated
@@ -78,12 +79,11 @@ class Coordinator:
             else:
                 run.start()
 
-            def each_round(record: Any) -> None:
+            def each_round(record: RoundRecord) -> str | bool | None:
                 for number in record.failed:
                     self.status.failed(self.plan.sites[number], record.round)
                 self.status.phase("round", record.round)
-                if on_round:
-                    on_round(record)
+                return on_round(record) if on_round else None
 
             self.status.phase("round", run.finished)
             result = finish_run(run, each_round, on_start)
