@@ -86,9 +86,10 @@ def test_a_run_killed_while_the_reason_is_written_repeats_the_round(
         if b"good enough" in content:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("fedtailor.server.run_directory.append", killed)
+    monkeypatch.setattr("fedtailor.server.run_directory.append", killed)
+    with pytest.raises(KeyboardInterrupt):
         ft.run("ditto", rounds=8, out=tmp_path / "run", on_round=at(3), **SMALL)
+    monkeypatch.undo()
     assert len(ft.load(tmp_path / "run").rounds) == 2 + written
     resumed = ft.resume(tmp_path / "run", on_round=at(3))
     assert resumed.stopped == ft.load(tmp_path / "run").stopped == WHY
