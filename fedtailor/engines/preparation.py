@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
 from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
-from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
+from fedtailor.data import Assignment, Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.data.table import Purpose, TableSettings, from_frame
@@ -28,7 +28,7 @@ from fedtailor.engines.hostile import hostile_clients
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import EvaluateShared, Message, message_bytes
+from fedtailor.messages import EvaluateShared, Message, Metrics, message_bytes
 from fedtailor.messages.store import Store
 from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
@@ -36,6 +36,7 @@ from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
 from fedtailor.server.aggregation.robust import check_aggregation
 from fedtailor.server.budget import Budget, settled, wanted_privacy
+from fedtailor.server.records import RoundRecord
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.training.augmentation import Augmentation
@@ -61,11 +62,18 @@ class Objects:
     model: ModelLike | None = None
     loss: Loss | None = None
     metric: OwnMetric | None = None
+    metrics: Mapping[str, OwnMetric] | None = None  # beside that one, by name
+    partition: Assignment | None = None
 
     @property
     def given(self) -> bool:
         """True if there are any."""
         return any(value is not None for value in vars(self).values())
+
+    def by_kind(self) -> dict[str, Any]:
+        """All that are given; each of the metrics as `metrics NAME`."""
+        given = {kind: value for kind, value in vars(self).items() if value is not None and kind != "metrics"}
+        return given | {f"metrics {name}": metric for name, metric in (self.metrics or {}).items()}
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     device = find_device(experiment.device)
     method = objects.method or find_method(experiment.method, experiment.parameters)
     check_training(experiment, method, device)
-    data = partition_data(experiment, objects.data).to(device)
+    data = partition_data(experiment, objects.data, partition=objects.partition).to(device)
     training = data.n_clients - len(data.new)
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
@@ -198,7 +206,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     network.autocast = experiment.autocast
     scores = try_out(network, data, loss)
-    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
+    more = _more_metrics(experiment.evaluation.metrics or {}, objects.metrics or {})
+    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores, more)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
     per_round = participation.mean(training)
@@ -223,6 +232,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         augmentation,
         metric,
         own_metric,
+        more,
         data.targets == "labels",
         privacy,
         per_round,
@@ -234,8 +244,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         _check_protocol(prepared)
         if experiment.attack is not None:
             prepared.hostile = hostile_clients(experiment, data)
-    if own_metric is not None:
-        _try_out_metric(prepared)
+    if own_metric is not None or more:
+        _try_out_metrics(prepared)
     return prepared
 
 
@@ -253,18 +263,37 @@ def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participat
 
 
 def _find_metric(
-    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor
+    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor, more: Mapping[str, OwnMetric]
 ) -> tuple[Metric, OwnMetric | None]:
-    """The metric that decides, and its function if it is the user's own. `scores` are outputs for the first samples."""
+    """The metric that decides, and its function if it is the user's own and not one of `more`. `scores` are outputs for
+    the first samples."""
+    if name in more:
+        return own_metric(name, more[name], more=True), None
     if given is None and ":" not in name:
         return find_metric(name, targets_of(scores, data.y[: len(scores)], data.targets == "labels")), None
-    own = given or import_object(name, "metric")
-    if not callable(own):
-        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
+    own = _function(name, given)
     return own_metric(name, own), own
 
 
-def _try_out_metric(prepared: Prepared) -> None:
+def _more_metrics(names: Mapping[str, str], given: Mapping[str, OwnMetric]) -> dict[str, OwnMetric]:
+    """The user's metrics beside the one that decides, by name. A record has other fields of some names."""
+    taken = {each.name for kind in (RoundRecord, Metrics) for each in fields(kind)} | {"client", "split", "hostile"}
+    for name in names:
+        if name in taken or f"validation_{name}" in taken:
+            raise FedtailorError(
+                f"The metric {name!r} would be taken for another entry of the record: name it otherwise."
+            )
+    return {name: _function(code, given.get(name)) for name, code in names.items()}
+
+
+def _function(name: str, given: OwnMetric | None) -> OwnMetric:
+    own = given or import_object(name, "metric")
+    if not callable(own):
+        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
+    return own
+
+
+def _try_out_metrics(prepared: Prepared) -> None:
     """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
     data, terms = prepared.data, prepared.terms
     if data.elsewhere is not None:
@@ -272,9 +301,9 @@ def _try_out_metric(prepared: Prepared) -> None:
     if tested := [client for client in range(data.n_clients) if len(data.test(client)[1])]:
         reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
         if reply.error:
-            raise FedtailorError(
-                f"The metric {terms.metric} fails on client {data.names[tested[0]]}: {reply.error}."
-            ) from reply.cause
+            names = [terms.metric.name] * (terms.own_metric is not None) + list(terms.more_metrics)
+            which = f"The metric {names[0]}" if len(names) == 1 else f"One of the metrics {', '.join(names)}"
+            raise FedtailorError(f"{which} fails on client {data.names[tested[0]]}: {reply.error}.") from reply.cause
 
 
 def _check_protocol(prepared: Prepared) -> None:
@@ -305,11 +334,16 @@ def _check_protocol(prepared: Prepared) -> None:
         )
 
 
-def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
+def partition_data(
+    experiment: Experiment,
+    given: Any = None,
+    table: Preprocessing | None = None,
+    partition: Assignment | None = None,
+) -> FederatedData:
     """The experiment's data, or what is given in their place: loaded and partitioned among its clients, if they are
     not yet (on the CPU: the same for every device).
 
-    `table` is the preprocessing of an earlier federation, in place of the experiment's.
+    `table` is the preprocessing of an earlier federation, and `partition` a function, in place of the experiment's.
     """
     if isinstance(given, FederatedData):
         return given.aligned()
@@ -317,7 +351,7 @@ def partition_data(experiment: Experiment, given: Any = None, table: Preprocessi
         dataset = load_dataset(experiment, given)
         return federate(
             dataset,
-            partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+            partition=partition or experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
             clients=experiment.clients,
             seed=experiment.seed,
             test=experiment.test,

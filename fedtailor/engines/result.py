@@ -81,8 +81,8 @@ class RunResult:
         head = "".join(f"<th>{escape(title)}</th>" for title in columns.values())
         step = max(1, -(-len(self.rounds) // 20))
         rows = "".join(
-            "<tr>" + "".join(f"<td>{_cell(getattr(record, name))}</td>" for name in columns) + "</tr>"
-            for record in self.rounds[::-1][::step][::-1]
+            "<tr>" + "".join(f"<td>{_cell(record.get(name))}</td>" for name in columns) + "</tr>"
+            for record in (record.flat() for record in self.rounds[::-1][::step][::-1])
         )
         caption = escape(f"{self!r:.200}"[1:-1]) + ". " + escape(self.experiment.evaluation.in_words(self.metric))
         return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -94,12 +94,13 @@ class RunResult:
         except ImportError:
             raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
         if what == "rounds":
-            return pandas.DataFrame([record.plain() for record in self.rounds]).set_index("round")
+            return pandas.DataFrame([record.flat() for record in self.rounds]).set_index("round")
         if what != "clients":
             raise unknown("table", what, ("rounds", "clients"))
         rows = [
             {"round": record.round, "client": self.names[client], "hostile": client in self.hostile, "split": split}
-            | asdict(metrics)
+            | {name: value for name, value in asdict(metrics).items() if name != "more"}
+            | metrics.more
             for record in self.clients
             for client, measured in record.results.items()
             for split, metrics in measured.items()
@@ -346,7 +347,8 @@ class RunResult:
     def summary(self) -> Plain:
         """The outcome in a few numbers, under every rule of choosing."""
         keep = ["round", "accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "balanced_accuracy", "auc"]
-        keep += [name for name in (self.metric.field, "std", "worst_decile") if name not in keep]
+        own = self.experiment.evaluation.metrics or {}
+        keep += [name for name in dict.fromkeys([self.metric.field, *own, "std", "worst_decile"]) if name not in keep]
         choices = {rule: self.chosen(rule) for rule in ("last", "best-validation", "best-test")}
         return {
             "method": self.experiment.method,
@@ -362,7 +364,10 @@ class RunResult:
             "validation": self.validation,
             "accuracy": self.accuracy,
             "loss": self.loss,
-            **{rule: {name: getattr(record, name, None) for name in keep} for rule, record in choices.items()},
+            **{
+                rule: {name: (record.flat() if record else {}).get(name) for name in keep}
+                for rule, record in choices.items()
+            },
             "epsilon": self.epsilon,
             "epsilon_rdp": self.rounds[-1].epsilon_rdp if self.rounds else None,
             "bytes_up": sum(record.bytes_up for record in self.rounds),

@@ -26,6 +26,7 @@ from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.data.sources import columns_in
 from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.engines.joins import run_data
+from fedtailor.engines.own_code import named_code
 from fedtailor.engines.runs import load
 from fedtailor.model_files.format import built, read_model
 from fedtailor.models import ModelLike
@@ -232,6 +233,11 @@ class Model:
         result = load(path)
         if (path / FEDERATION).is_file():
             raise FedtailorError(f"The samples of the run in {path} are at its sites: predict there, with --data.")
+        if code := named_code(result.experiment).get("partition"):
+            raise FedtailorError(
+                f"The samples of the run in {path} are partitioned by code of its own ({code}), which is not run here: "
+                "give the samples with --data."
+            )
         here = data_dir or result.experiment.data_dir
         changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
         data = run_data(result.partition["joined"], result.experiment.model_copy(update=changes))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fedtailor._common.errors import FedtailorError, unknown, warn
 from fedtailor._common.extras import install_command
 from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.engines.own_code import importable_name, named_settings, names_and_objects
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import importable_name, names_and_objects, run_prepared
+from fedtailor.engines.runs import run_prepared
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.method import Method
 from fedtailor.models import ModelLike
@@ -183,7 +184,7 @@ def _question(
     if not isinstance(method_settings, str | Path):
         of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
     asked = {"methods": [*map(importable_name, methods)], "seeds": list(seeds), "parameters": parameters, **names}
-    return {**asked, "settings": of_methods, **settings}, objects
+    return {**asked, "settings": of_methods, **named_settings(settings, objects)}, objects
 
 
 def _tuned(comparison: Comparison, trials: int, out: Path | None, objects: Objects) -> Comparison:
@@ -284,7 +285,7 @@ def advise(
     these cannot tell, the advice is not `decided`.
     """
     names, objects = names_and_objects(data, model, loss, metric)
-    experiment = make_experiment({**names, "validation": 0.2, **settings})
+    experiment = make_experiment({**names, "validation": 0.2, **named_settings(settings, objects)})
 
     def describe(data: FederatedData) -> None:
         for note in data.notes:

@@ -215,6 +215,11 @@ class RunDirectory:
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
         found = Partition.from_plain({**describe(data, hostile), "network": network})
+        if recorded.assignment != found.assignment:
+            raise FedtailorError(
+                f"The partition {recorded.partition} is not that of the run in {self.path}: it gives samples to other "
+                "clients than it did, so bring it back as it was."
+            )
         if recorded.hostile != found.hostile:
             raise FedtailorError(f"The hostile clients are not those of the run in {self.path}: it cannot go on.")
         if recorded.preprocessing != found.preprocessing:
@@ -381,6 +386,7 @@ def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:
         "clients": list(data.names),
         "new": sorted(data.new),
         "partition": data.partition,
+        "assignment": data.assignment,
         **splits,
         "n_train": data.n_samples.tolist(),
         "fingerprint": data.fingerprint(),

@@ -18,10 +18,11 @@ from fedtailor._common.files import make_directory, write_atomically
 from fedtailor.client.sites import declarations
 from fedtailor.data.agreement import Agreement, Hello, agree_on, read_agreement, write_agreement
 from fedtailor.engines.channel import Channel
+from fedtailor.engines.own_code import written_parameters
 from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.engines.remote import Remote
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart, finish_run, written_parameters
+from fedtailor.engines.runs import OnRound, OnStart, finish_run
 from fedtailor.engines.simulation import Simulation, create, reopen
 from fedtailor.experiment import Experiment
 from fedtailor.messages import NEVER, Message

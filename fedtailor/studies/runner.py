@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.own_code import named_code
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart, load, named_code, resume, run_prepared
+from fedtailor.engines.runs import OnRound, OnStart, load, resume, run_prepared
 from fedtailor.experiment import Experiment, experiment_hash
 from fedtailor.methods import find_method
 from fedtailor.server.checkpoint import read_manifest

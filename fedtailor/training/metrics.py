@@ -19,6 +19,7 @@ NAMES = (
     "accuracy", "balanced_accuracy", "exact_match", "auc", "f1", "log_loss", "loss", "rmse", "mae", "r2",
 )  # fmt: skip
 OWN = re.compile(r"[^\s:]{1,200}:\S{1,200}")
+OWN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")  # of a metric of the user's own beside the one that decides
 TITLES = {"log_loss": "log loss", "auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 ON_ONE_SCALE = ("auc", "f1", "r2")  # where 0.01 is a point, as in %
 SMALL = 100  # below it, a plain number has four decimals
@@ -31,9 +32,11 @@ class Metric:
     name: str
     higher_is_better: bool = True
     percent: bool = False
+    more: bool = False  # one of the user's `metrics`, by its name there
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES and not OWN.fullmatch(self.name):  # in a file of a stranger's
+        own = OWN_NAME if self.more else OWN
+        if (self.more or self.name not in NAMES) and not own.fullmatch(self.name):  # in a file of a stranger's
             raise ValueError("there is no such metric")
 
     def __str__(self) -> str:
@@ -55,12 +58,13 @@ class Metric:
 
     def of(self, record: Any) -> float | None:
         """Get the value from a record of test metrics."""
-        value: float | None = getattr(record, self.field)
+        value: float | None = record.more.get(self.name) if self.more else getattr(record, self.field)
         return value
 
     def validation(self, record: Any) -> float | None:
         """Get the value on validation samples from a record of averages."""
-        value: float | None = getattr(record, f"validation_{self.field}")
+        more, field = "validation_more", f"validation_{self.field}"
+        value: float | None = getattr(record, more).get(self.name) if self.more else getattr(record, field)
         return value
 
     def gain(self, value: float, base: float) -> float:
@@ -137,6 +141,7 @@ def find_metric(name: str, targets: Targets | None) -> Metric:
     return METRICS[name]
 
 
-def own_metric(name: str, function: Callable[..., Any]) -> Metric:
-    """Describe a metric of the user's own. A lower value is better if the function says `higher_is_better = False`."""
-    return Metric(name, bool(getattr(function, "higher_is_better", True)))
+def own_metric(name: str, function: Callable[..., Any], more: bool = False) -> Metric:
+    """Describe a metric of the user's own, or one of `metrics` (`more`). A lower value is better if the function says
+    `higher_is_better = False`."""
+    return Metric(name, bool(getattr(function, "higher_is_better", True)), more=more)

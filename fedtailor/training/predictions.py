@@ -1,6 +1,6 @@
 """The metrics of a model on a client's samples, from its outputs. `metrics.py` has their names and directions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,15 +38,24 @@ def targets_of(scores: Tensor, y: Tensor, multi_label: bool = False) -> Targets 
 
 
 @torch.no_grad()
-def measure(scores: Tensor, y: Tensor, loss: Loss, multi_label: bool = False, own: OwnMetric | None = None) -> Metrics:
-    """Compute all metrics that are defined for these targets, and the user's own; None for the others, and for all of
-    them without samples."""
+def measure(
+    scores: Tensor,
+    y: Tensor,
+    loss: Loss,
+    multi_label: bool = False,
+    own: OwnMetric | None = None,
+    more: Mapping[str, OwnMetric] | None = None,
+) -> Metrics:
+    """Compute all metrics that are defined for these targets, and the user's own: the one that decides, and `more` by
+    name; None for the others, and for all of them without samples."""
     metrics = Metrics(n_samples=len(y))
     if len(y) == 0:
         return metrics
     metrics.loss = float(loss(scores, y))
     if own is not None:
         metrics.own = _number(own(scores, y))
+    values = {name: _number(metric(scores, y)) for name, metric in (more or {}).items()}
+    metrics.more = {name: value for name, value in values.items() if value is not None}
     match targets_of(scores, y, multi_label):
         case "classes":
             _measure_classes(metrics, scores, y)
