@@ -129,8 +129,8 @@ def compare(
     learning rate of its own; or where a tuning's are that has both: `"tuned:digits"` (`fedtailor settings` lists the
     names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
     on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
-    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric
-    are then names. `on_run` is called with the title and result of each run, and
+    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss, metrics
+    and partition are then names. `on_run` is called with the title and result of each run, and
     `on_round` with its title and the record of each round: it may stop that run as in `run`.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
@@ -139,7 +139,7 @@ def compare(
     tell = on_run or (lambda title, result: None)
     if out is not None and objects.given:
         raise FedtailorError(
-            "A comparison that is recorded needs names for data, model, loss and metric: leave out= away."
+            "A comparison that is recorded needs names for data, model, loss and metrics, and a partition: leave out= away."
         )
     if tune is not None:
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
@@ -252,15 +252,17 @@ def tune(
     A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
     or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
     are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
-    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss
-    and metric are then names. `on_trial` is called with the method and each trial.
+    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss,
+    metrics and partition are then names. `on_trial` is called with the method and each trial.
 
     `on_round` is called with a title and the record of each round of the runs with the chosen settings, and may stop a
     run as in `run`. Trials are ended by a rule of their own, which is the same for all.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     if out is not None and objects.given:
-        raise FedtailorError("A tuning that is recorded needs names for data, model, loss and metric: leave out= away.")
+        raise FedtailorError(
+            "A tuning that is recorded needs names for data, model, loss and metrics, and a partition: leave out= away."
+        )
     work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
     work.begin()
     for method in work.comparison.methods:
