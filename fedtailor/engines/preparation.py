@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
-from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
 from fedtailor.data import Assignment, Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
@@ -25,10 +24,11 @@ from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.hostile import hostile_clients
+from fedtailor.engines.own_metrics import deciding_metric, more_metrics, try_out_metrics
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import EvaluateShared, Message, Metrics, message_bytes
+from fedtailor.messages import Message, message_bytes
 from fedtailor.messages.store import Store
 from fedtailor.method import Method, Server, expected_upload
 from fedtailor.methods import find_method
@@ -36,14 +36,12 @@ from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
 from fedtailor.server.aggregation.robust import check_aggregation
 from fedtailor.server.budget import Budget, settled, wanted_privacy
-from fedtailor.server.records import RoundRecord
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import held, sample_shape
-from fedtailor.training.metrics import Metric, find_metric, own_metric
 from fedtailor.training.network import Loss
-from fedtailor.training.predictions import OwnMetric, targets_of
+from fedtailor.training.predictions import OwnMetric
 from fedtailor.training.streams import torch_seed
 
 LOSSES: dict[str, Loss] = {
@@ -206,8 +204,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         raise FedtailorError("BatchNorm needs other samples in a batch: set --batch to 2 or more.")
     network.autocast = experiment.autocast
     scores = try_out(network, data, loss)
-    more = _more_metrics(experiment.evaluation.metrics or {}, objects.metrics or {})
-    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores, more)
+    more = more_metrics(experiment.evaluation.metrics or {}, objects.metrics or {})
+    metric, own_metric = deciding_metric(experiment.evaluation.metric, objects.metric, data, scores, more)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
     per_round = participation.mean(training)
@@ -245,7 +243,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         if experiment.attack is not None:
             prepared.hostile = hostile_clients(experiment, data)
     if own_metric is not None or more:
-        _try_out_metrics(prepared)
+        try_out_metrics(data, terms)
     return prepared
 
 
@@ -260,50 +258,6 @@ def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participat
     limit = None if isinstance(experiment.epsilon, str) else experiment.epsilon
     budget = settled(experiment, Budget(privacy, participation, clients, bool(method.uploads), limit, queries))
     return replace(prepared, budget=budget, terms=replace(prepared.terms, privacy=budget.privacy))
-
-
-def _find_metric(
-    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor, more: Mapping[str, OwnMetric]
-) -> tuple[Metric, OwnMetric | None]:
-    """The metric that decides, and its function if it is the user's own and not one of `more`. `scores` are outputs for
-    the first samples."""
-    if name in more:
-        return own_metric(name, more[name], more=True), None
-    if given is None and ":" not in name:
-        return find_metric(name, targets_of(scores, data.y[: len(scores)], data.targets == "labels")), None
-    own = _function(name, given)
-    return own_metric(name, own), own
-
-
-def _more_metrics(names: Mapping[str, str], given: Mapping[str, OwnMetric]) -> dict[str, OwnMetric]:
-    """The user's metrics beside the one that decides, by name. A record has other fields of some names."""
-    taken = {each.name for kind in (RoundRecord, Metrics) for each in fields(kind)} | {"client", "split", "hostile"}
-    for name in names:
-        if name in taken or f"validation_{name}" in taken:
-            raise FedtailorError(
-                f"The metric {name!r} would be taken for another entry of the record: name it otherwise."
-            )
-    return {name: _function(code, given.get(name)) for name, code in names.items()}
-
-
-def _function(name: str, given: OwnMetric | None) -> OwnMetric:
-    own = given or import_object(name, "metric")
-    if not callable(own):
-        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
-    return own
-
-
-def _try_out_metrics(prepared: Prepared) -> None:
-    """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
-    data, terms = prepared.data, prepared.terms
-    if data.elsewhere is not None:
-        return
-    if tested := [client for client in range(data.n_clients) if len(data.test(client)[1])]:
-        reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
-        if reply.error:
-            names = [terms.metric.name] * (terms.own_metric is not None) + list(terms.more_metrics)
-            which = f"The metric {names[0]}" if len(names) == 1 else f"One of the metrics {', '.join(names)}"
-            raise FedtailorError(f"{which} fails on client {data.names[tested[0]]}: {reply.error}.") from reply.cause
 
 
 def _check_protocol(prepared: Prepared) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, listed, unknown
-from fedtailor._common.extras import install_command
+from fedtailor._common.extras import import_pandas
 from fedtailor.data import FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
+from fedtailor.engines.client_predictions import body_outputs, predictions
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.attack import Attack
@@ -26,6 +27,7 @@ from fedtailor.server.run_directory import RunDirectory, describe, plain
 from fedtailor.server.setup import Setup
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY, Metric
+from fedtailor.training.predictions import Predictions
 
 if TYPE_CHECKING:
     import pandas
@@ -89,10 +91,7 @@ class RunResult:
 
     def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> "pandas.DataFrame":
         """The records as a table of pandas: a row a round, or a row for each round, client and split."""
-        try:
-            import pandas
-        except ImportError:
-            raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
+        pandas = import_pandas()
         if what == "rounds":
             return pandas.DataFrame([record.flat() for record in self.rounds]).set_index("round")
         if what != "clients":
@@ -328,6 +327,17 @@ class RunResult:
         """The model that a client (by number or name) predicts with, as a state dict of the network."""
         with isolated():
             return self.simulation.terms.network.state_dict(self.personal_vector(client))
+
+    def predict(self, client: int | str, x: Any = None) -> Predictions:
+        """What a client (by number or name) predicts for samples that are given as the run's data were (a tensor, an
+        array, a table, a data set); for None, for its test samples in the order of `data.test(client)`."""
+        with isolated():
+            return predictions(self.simulation, self.number_of(client), x)
+
+    def features(self, client: int | str, x: Any = None) -> Tensor:
+        """What enters the head of a client's personal model, a row a sample. `x` is as in `predict`."""
+        with isolated():
+            return body_outputs(self.simulation, self.number_of(client), x)
 
     def global_vector(self) -> Tensor | None:
         """The global model as a vector, if the method has one."""

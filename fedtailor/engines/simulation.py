@@ -31,7 +31,7 @@ from fedtailor.server.loop import Loop
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
-from fedtailor.training.inputs import select
+from fedtailor.training.inputs import Inputs, select
 from fedtailor.training.predictions import outputs
 
 RUN = "simulation"  # the name of the run in letters between sites in memory
@@ -160,6 +160,11 @@ class Simulation:
             )
         return theta
 
+    def predict(self, client: int, x: Inputs) -> Tensor:
+        """The outputs that a client predicts for these inputs now."""
+        scores = outputs(self.terms.network, self.personal_model(client), x)
+        return self.sites.site(client).counted(scores)
+
     def backdoor(self) -> float | None:
         """Compute the share of the honest clients' test samples with the trigger, not of the target class, that their
         client's personal model takes for the target; None without such an attack, or without such samples."""
@@ -170,8 +175,7 @@ class Simulation:
             x, y = self.data.test(client)
             assert isinstance(x, Tensor)  # else the attack is refused
             marked = trigger(select(x, (y != TARGET).nonzero()[:, 0]))
-            scores = outputs(self.terms.network, self.personal_model(client), marked)
-            predicted = self.sites.site(client).counted(scores).argmax(1)
+            predicted = self.predict(client, marked).argmax(1)
             misled, total = misled + int((predicted == TARGET).sum()), total + len(marked)
         return misled / total if total else None
 

@@ -11,7 +11,7 @@ from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.attack import Attack
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.training.metrics import ACCURACY, AUTO, NAMES, OWN, OWN_NAME, Metric
+from fedtailor.training.metrics import ACCURACY, AUTO, Metric, named_metrics
 from fedtailor.training.schedule import RateSchedule
 
 # What decides about the clients and their samples (beside the seed).
@@ -103,18 +103,7 @@ class Evaluation(_Strict):
     @field_validator("metrics", mode="before")
     @classmethod
     def _metrics(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = dict([part.partition("=")[::2] for part in value.replace(" ", "").split(",")])
-        if value is None or value == {}:
-            return None
-        if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
-            raise ValueError("names with functions, like missed=mine:missed")
-        for name, function in value.items():
-            if not OWN_NAME.fullmatch(name) or name in (*NAMES, AUTO, "own", "more"):
-                raise ValueError("names of your own (letters, digits and _) that no other metric has")
-            if not OWN.fullmatch(function):
-                raise ValueError("names with functions as module:function, like missed=mine:missed")
-        return dict(value)
+        return named_metrics(value)
 
     def in_words(self, metric: Metric = ACCURACY) -> str:
         """Say what the numbers of a table mean, to stand below it."""

@@ -8,29 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedtailor._common.errors import FedtailorError, unknown, warn
-from fedtailor._common.extras import install_command
+from fedtailor._common.extras import import_pandas
 from fedtailor.data import Clients, Dataset, FederatedData
 from fedtailor.engines.own_code import importable_name, named_settings, names_and_objects
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import run_prepared
+from fedtailor.engines.runs import load, run_prepared
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.method import Method
+from fedtailor.methods import method_title
 from fedtailor.models import ModelLike
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.client_results import ClientTable, client_table
 from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
+from fedtailor.studies.measures import client_values
 from fedtailor.studies.runner import OnRoundOf, told
 from fedtailor.studies.summary import Line, Summary, summarize
 from fedtailor.studies.trials import Budget, Trial, Tuned
 from fedtailor.studies.tuner import Tuner
 from fedtailor.training.isolation import isolated
+from fedtailor.training.metrics import METRICS, Metric
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
 
 if TYPE_CHECKING:
     import pandas
+    import plotly.graph_objects
 
 OnRun = Callable[[str, RunResult | None], None]
 
@@ -81,10 +85,7 @@ class Table:
 
     def to_pandas(self, what: Literal["lines", "clients"] = "lines") -> "pandas.DataFrame":
         """The numbers as a table of pandas: a row a line, or a row a client with a column for each line."""
-        try:
-            import pandas
-        except ImportError:
-            raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
+        pandas = import_pandas()
         if what == "lines":
             return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
         if what != "clients":
@@ -139,7 +140,8 @@ def compare(
     tell = on_run or (lambda title, result: None)
     if out is not None and objects.given:
         raise FedtailorError(
-            "A comparison that is recorded needs names for data, model, loss and metrics, and a partition: leave out= away."
+            "A comparison that is recorded needs names for data, model, loss and metrics, and a partition: leave out= "
+            "away."
         )
     if tune is not None:
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
@@ -328,6 +330,41 @@ def report(
     if tables is not None:
         write_readable(prepared.summary, Path(tables), columns)
     return path
+
+
+def histogram(
+    runs: "Table | str | Path | RunResult | Sequence[str | Path | RunResult]", metric: str | None = None
+) -> "plotly.graph_objects.Figure":
+    """Draw how many clients have which test value in the round that counts, as a figure of plotly (`.show()`,
+    `.write_html(path)`): of one run, of several, or of each line of a comparison, over its seeds. `metric` is the one
+    that decides unless another one is named. Hostile clients do not count.
+    """
+    from fedtailor.reporting.interactive import histogram as draw
+
+    if isinstance(runs, Table):
+        found = {line.label: line.results for line in runs.lines}
+    else:
+        given = [runs] if isinstance(runs, str | Path | RunResult) else list(runs)
+        results = [run if isinstance(run, RunResult) else load(run) for run in given]
+        titles = [method_title(result.experiment.method) for result in results]
+        named = [t if titles.count(t) == 1 else f"{t}, {place}" for place, t in enumerate(titles, 1)]
+        found = {title: (result,) for title, result in zip(named, results, strict=True)}
+    if not found:
+        raise FedtailorError("There is no run to draw: give one, or several.")
+    measure = _metric_of(next(iter(found.values()))[0], metric)
+    values = {title: [v for r in of for v in client_values(r, measure).values()] for title, of in found.items()}
+    if not any(values.values()):
+        raise FedtailorError(f"No client has a test value of the metric {measure.title} in the round that counts.")
+    return draw(values, measure)
+
+
+def _metric_of(result: RunResult, name: str | None) -> Metric:
+    own = result.experiment.evaluation.metrics or {}
+    if name in (None, result.metric.name):
+        return result.metric
+    if name not in METRICS and name not in own:
+        raise unknown("metric", str(name), (*METRICS, *own))
+    return METRICS[str(name)] if name in METRICS else Metric(str(name), more=True)
 
 
 def reproduce(

@@ -5,7 +5,7 @@ significance, the round that counts, targets, advice and early stopping.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, log10
@@ -145,3 +145,19 @@ def own_metric(name: str, function: Callable[..., Any], more: bool = False) -> M
     """Describe a metric of the user's own, or one of `metrics` (`more`). A lower value is better if the function says
     `higher_is_better = False`."""
     return Metric(name, bool(getattr(function, "higher_is_better", True)), more=more)
+
+
+def named_metrics(value: Any) -> dict[str, str] | None:
+    """Read the user's metrics by name, from a text like missed=mine:missed or as a mapping; None if there are none."""
+    if isinstance(value, str):
+        value = dict([part.partition("=")[::2] for part in value.replace(" ", "").split(",")])
+    if not value:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise ValueError("names with functions, like missed=mine:missed")
+    for name, function in value.items():
+        if not OWN_NAME.fullmatch(name) or name in (*NAMES, AUTO, "own", "more"):
+            raise ValueError("names of your own (letters, digits and _) that no other metric has")
+        if not OWN.fullmatch(function):
+            raise ValueError("names with functions as module:function, like missed=mine:missed")
+    return dict(value)

@@ -279,7 +279,7 @@ def test_a_function_has_to_be_passed_again_or_trusted(tmp_path: Path) -> None:
     file = ft.export(loaded := ft.load(tmp_path / "run", trust=True), to=tmp_path / "models", client=0)[0]
     from fedtailor.model_files.prediction import Model
 
-    with pytest.raises(ft.FedtailorError, match=r"partitioned by code of its own .tests.data.test_assignments:in_lists"):
+    with pytest.raises(ft.FedtailorError, match=r"by code of its own .tests.data.test_assignments:in_lists"):
         Model(file).of_run(tmp_path / "run")
 
 
