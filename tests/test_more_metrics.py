@@ -135,13 +135,11 @@ def test_a_mean_over_the_last_rounds() -> None:
 def test_whoever_resumes_has_to_pass_or_trust_them(tmp_path: Path) -> None:
     by_name = {"missed": "tests.test_more_metrics:missed"}
     ft.run("ditto", metrics=by_name, out=tmp_path / "run", **SMALL)
-    with pytest.raises(
-        ft.FedtailorError, match=r"names code of its own .metrics missed tests.test_more_metrics:missed"
-    ):
+    with pytest.raises(ft.FedtailorError, match=r"names code of its own .metric missed tests.test_more_metrics:missed"):
         ft.resume(tmp_path / "run", rounds=3)
-    with pytest.raises(ft.FedtailorError, match=r"not the run's metrics missed: that is tests.test_"):
+    with pytest.raises(ft.FedtailorError, match=r"not the run's metric missed: that is tests.test_"):
         ft.resume(tmp_path / "run", rounds=3, metrics={"missed": largest})
-    with pytest.raises(ft.FedtailorError, match="has no metrics other: leave it out"):
+    with pytest.raises(ft.FedtailorError, match="has no metric other: leave it out"):
         ft.resume(tmp_path / "run", rounds=3, metrics={"missed": missed, "other": largest})
     longer = ft.resume(tmp_path / "run", rounds=3, metrics={"missed": missed})
     again = ft.resume(tmp_path / "run", rounds=4, trust=True)

@@ -91,7 +91,7 @@ def check_objects(path: Path, experiment: Experiment, objects: Objects, trust: b
     for kind in passed.keys() - known.keys():
         raise FedtailorError(f"The run in {path} has no {kind}: leave it out.")
     for kind, recorded in known.items():
-        given, argument = passed.get(kind), kind.partition(" ")[0]
+        given, argument = passed.get(kind), "metrics" if " " in kind else kind
         if isinstance(given, Method):
             if method_name(type(given)) != recorded or written_parameters(given) != experiment.parameters:
                 raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
@@ -120,7 +120,7 @@ def _recorded(experiment: Experiment) -> dict[str, str]:
     """The names of all that may be an object, but for the data."""
     protocol = experiment.evaluation
     names = {kind: getattr(experiment, kind) for kind in ("method", "model", "loss")} | {"metric": protocol.metric}
-    names |= {f"metrics {name}": metric for name, metric in (protocol.metrics or {}).items()}
+    names |= {f"metric {name}": metric for name, metric in (protocol.metrics or {}).items()}
     return names | {"partition": experiment.partition or ""}
 
 

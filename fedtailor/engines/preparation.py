@@ -69,9 +69,9 @@ class Objects:
         return any(value is not None for value in vars(self).values())
 
     def by_kind(self) -> dict[str, Any]:
-        """All that are given; each of the metrics as `metrics NAME`."""
+        """All that are given; each of the metrics as `metric NAME`."""
         given = {kind: value for kind, value in vars(self).items() if value is not None and kind != "metrics"}
-        return given | {f"metrics {name}": metric for name, metric in (self.metrics or {}).items()}
+        return given | {f"metric {name}": metric for name, metric in (self.metrics or {}).items()}
 
 
 @dataclass(frozen=True)

@@ -124,11 +124,10 @@ class Loop:
         of this round is yet to come: a run that is killed meanwhile repeats the round."""
         record = self.rounds[-1]
         if not record.stop:
-            record.stop = why
+            record.stop, self._round_complete = why, False
             if self.directory is not None:
-                self._round_complete = False
                 self.directory.amend(record.plain())
-                self._round_complete = True
+            self._round_complete = True
 
     def _save(self, transport: Transport) -> None:
         with self._phase("checkpoints"):

@@ -5,7 +5,7 @@ import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,33 +16,34 @@ from torch.nn import functional
 from fedtailor._common.text import spreadsheet_cell
 from fedtailor.messages import Metrics
 from fedtailor.training.descent import EVALUATION_BATCH
-from fedtailor.training.inputs import Inputs
+from fedtailor.training.inputs import Held, Inputs
 from fedtailor.training.metrics import Targets
 from fedtailor.training.network import Loss, Network
 
 OwnMetric = Callable[[Tensor, Tensor], Any]  # a function of the user's: (outputs, targets) → a number, or None
 Array = NDArray[Any]
+Found = TypeVar("Found", Tensor, Tensor | None)
 
 
-@torch.no_grad()
 def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
     """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
-    network.vector.copy_(theta)
-    network.module.eval()
-    with network.precision():
-        pieces = [network(piece) for piece in x.split(EVALUATION_BATCH)]
+    pieces = _of_pieces(network, theta, x, network)
     return torch.cat(pieces).to(theta.dtype) if len(x) else theta.new_empty(0, 1)
 
 
-@torch.no_grad()
 def features(network: Network, theta: Tensor, x: Inputs) -> Tensor | None:
     """Compute what enters the network's head, likewise; None if the network cannot be cut there."""
+    pieces = _of_pieces(network, theta, x, network.features)
+    found = [piece for piece in pieces if piece is not None]
+    return torch.cat(found).to(theta.dtype) if found and len(found) == len(pieces) else None
+
+
+@torch.no_grad()
+def _of_pieces(network: Network, theta: Tensor, x: Inputs, of: Callable[[Held], Found]) -> list[Found]:
     network.vector.copy_(theta)
     network.module.eval()
     with network.precision():
-        pieces = [network.features(piece) for piece in x.split(EVALUATION_BATCH)]
-    found = [piece.to(theta.dtype) for piece in pieces if piece is not None]
-    return torch.cat(found) if found and len(found) == len(pieces) else None
+        return [of(piece) for piece in x.split(EVALUATION_BATCH)]
 
 
 def targets_of(scores: Tensor, y: Tensor, multi_label: bool = False) -> Targets | None:

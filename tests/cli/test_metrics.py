@@ -135,6 +135,6 @@ def test_by_name_on_the_command_line_and_in_files(call: Call) -> None:
     assert ">missed<" in Path("page.html").read_text(encoding="utf-8")
     assert "no column 'mised': did you mean 'missed'" in refusal(call, "report", "run", "--columns", "mised")
     assert not Path("it-ran").exists()  # looking runs nothing
-    assert "names code of its own (metrics missed tests_own_metrics:missed" in refusal(
+    assert "names code of its own (metric missed tests_own_metrics:missed" in refusal(
         call, "resume", "run", "--rounds", 3
     )
