@@ -30,6 +30,7 @@ __all__ = [
     "compare",
     "export",
     "federate",
+    "histogram",
     "lazy",
     "leak",
     "load",
@@ -56,11 +57,11 @@ if TYPE_CHECKING:
     from fedtailor.model_files.exports import export
     from fedtailor.model_files.format import load_model
     from fedtailor.model_files.prediction import predict
-    from fedtailor.reporting.functions import advise, compare, report, reproduce, tune
+    from fedtailor.reporting.functions import advise, compare, histogram, report, reproduce, tune
     from fedtailor.training.network import Network
 
 _HOMES = {
-    "reporting.functions": ("advise", "compare", "report", "reproduce", "tune"),
+    "reporting.functions": ("advise", "compare", "histogram", "report", "reproduce", "tune"),
     "data": ("Dataset", "federate", "lazy"),
     "model_files.adaptation": ("adapt",),
     "model_files.exports": ("export",),

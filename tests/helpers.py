@@ -105,7 +105,7 @@ def numbers(records: Iterable[RoundRecord | ClientsRecord]) -> list[dict[str, An
 
 def defined(metrics: Metrics) -> dict[str, float]:
     """The metrics that are defined."""
-    return {name: value for name, value in asdict(metrics).items() if value is not None}
+    return {name: value for name, value in asdict(metrics).items() if value not in (None, {})}
 
 
 def rewrite(path: Path, **changes: Any) -> None:

@@ -40,11 +40,14 @@ def test_public_functions_survive_the_import_of_every_module() -> None:
 def test_settings_are_typed_like_the_experiment() -> None:
     """Completion and type checkers know every setting, with its type."""
     hints, fields = typing.get_type_hints(Settings), Experiment.model_fields
-    names = {name: inner for name, inner in EVALUATION_NAMES.items() if name != "metric"}  # which may be an object
+    objects = ("metric", "metrics")  # which may be objects
+    names = {name: inner for name, inner in EVALUATION_NAMES.items() if name not in objects}
+    hints.pop("metrics")
     flat = {name: hints.pop(name) for name in names}
     assert flat == {name: Evaluation.model_fields[inner].annotation for name, inner in names.items()}
     assert list(hints) == [name for name in fields if name not in ("method", "data", "model", "loss")]
-    looser = {"participation", "evaluation", "columns", "class_weights", "privacy", "attack"}  # take more than is kept
+    # Those that take more than is kept.
+    looser = {"participation", "evaluation", "columns", "class_weights", "privacy", "attack", "partition"}
     assert {n for n in hints if hints[n] != fields[n].annotation} == looser
     evaluation = typing.get_type_hints(EvaluationSettings)
     assert evaluation == {name: field.annotation for name, field in Evaluation.model_fields.items()}
@@ -54,10 +57,11 @@ def test_settings_of_the_evaluation_are_keywords_too(tmp_path: Path) -> None:
     flat: dict[str, typing.Any] = {
         "fine_tune": 2, "choose": "last-10", "evaluate_model": "local", "evaluate_clients": "participants",
         "evaluate_average": "sample", "evaluate_train": True, "evaluate_every": 2,
-        "metric": "auc", "patience": 3,
+        "metric": "auc", "metrics": {"missed": "tests.test_more_metrics:missed"}, "patience": 3,
     }  # fmt: skip
     section = {"fine_tune": 2, "choose": "last-10", "model": "local", "clients": "participants", "average": "sample",
-               "train": True, "every": 2, "metric": "auc", "patience": 3}  # fmt: skip
+               "train": True, "every": 2, "metric": "auc",
+               "metrics": {"missed": "tests.test_more_metrics:missed"}, "patience": 3}  # fmt: skip
     result = ft.run("fedavg", out=tmp_path / "run", **flat, **SMALL)
     assert result.experiment == ft.run("fedavg", evaluation=section, **SMALL).experiment
     assert result.experiment.evaluation.model_dump() == section

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from fedtailor._common.errors import PACKAGE
+from fedtailor._common.errors import PACKAGE, FedtailorError
 
 
 def install_command(extra: str) -> str:
@@ -35,3 +35,12 @@ def _source() -> dict[str, Any]:
     except (PackageNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def import_pandas() -> Any:
+    """Import pandas for a table, or say how to install it."""
+    try:
+        import pandas
+    except ImportError:
+        raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
+    return pandas

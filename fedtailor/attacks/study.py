@@ -18,8 +18,8 @@ from fedtailor.attacks.inversion import Attack, Inversion, OnStep, Samples, inve
 from fedtailor.attacks.leakage import Leakage, Row
 from fedtailor.attacks.scores import Score, assigned, score
 from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.engines.own_code import importable_name, names_and_objects
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
-from fedtailor.engines.runs import importable_name, names_and_objects
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment, Settings, make_experiment
 from fedtailor.experiment.participation import Participation

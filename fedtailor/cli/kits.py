@@ -125,7 +125,7 @@ def _counted(number: int, what: str) -> str:
 
 def _code(plan: "Plan") -> str:
     """Say whether the plan names code that is not of the catalogue."""
-    from fedtailor.engines.runs import named_code
+    from fedtailor.engines.own_code import named_code
 
     terms = plan.terms()
     own = list(named_code(terms).values())

@@ -27,8 +27,8 @@ from fedtailor.cli.run import continue_with
 if TYPE_CHECKING:
     from fedtailor.model_files.adaptation import Adaptation
     from fedtailor.model_files.format import Description
-    from fedtailor.model_files.prediction import Predictions
     from fedtailor.server.records import Averages
+    from fedtailor.training.predictions import Predictions
 
 SHOWN = 10  # predictions on the page; a file has them all
 CLIENTS = 30  # new clients on the page

@@ -45,7 +45,10 @@ GROUPS = {
     ),
 }
 RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Privacy and attacks", "Execution")  # of a whole experiment
-SHORT = {f"evaluate_{name}": f"--{name.replace('_', '-')}" for name in ("fine_tune", "choose", "metric", "patience")}
+SHORT = {
+    f"evaluate_{name}": f"--{name.replace('_', '-')}"
+    for name in ("fine_tune", "choose", "metric", "metrics", "patience")
+}
 # What stands for the value of a setting in the help, where the type does not say enough.
 VALUES = {
     "data": "NAME|PATH", "data_dir": "DIR", "partition": "HOW", "label_column": "COLUMN", "client_column": "COLUMN",
@@ -53,6 +56,7 @@ VALUES = {
     "decimal": "CHARACTER", "encoding": "NAME", "model": "NAME", "head": "N|NAMES", "weights": "FILE",
     "frozen": "NAMES", "lora": "RANK", "loss": "NAME", "participation": "WHO", "schedule": "RULE",
     "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
+    "evaluate_metrics": "NAME=MODULE:FUNCTION,…",
     "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
     "address": "HOST:PORT",
 }  # fmt: skip

@@ -317,17 +317,21 @@ def _profile_table(results: list["RunResult"]) -> Any:
 
 def _rounds_table(result: "RunResult") -> Any:
     """A table of the rounds, about twenty of them at most."""
+    from fedtailor.training.metrics import Metric
+
     metric = result.metric
+    own = [Metric(name, more=True) for name in result.experiment.evaluation.metrics or () if name != metric.name]
     missing = any(record.missing for record in result.rounds)
     private = any(record.epsilon is not None for record in result.rounds)
     counts = ("participants", "failed", *(["not measured"] if missing else []), *(["ε"] if private else []))
-    columns = ("round", metric.title, "std", "loss", *counts, "up", "down", "seconds")
+    columns = ("round", metric.title, "std", *(each.title for each in own), "loss", *counts, "up", "down", "seconds")
     step = max(1, -(-len(result.rounds) // 20))
     rows = [
         (
             str(record.round),
             metric.text(metric.of(record)),
             metric.text(record.std),
+            *(each.text(each.of(record)) for each in own),
             decimals(record.loss),
             str(len(record.participants)),
             str(len(record.failed)),

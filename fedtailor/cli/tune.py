@@ -180,6 +180,6 @@ def _title(trial: str, settings: dict[str, Any]) -> str:
 
 def _finish(work: "Tuner", method: str, bars: Bars) -> Any:
     bar = RoundProgress(bars, f"{method}, chosen settings", work.comparison.settings["rounds"])
-    tuned = work.finish(method, bar.round, bar.start)
+    tuned = work.finish(method, lambda title, record: bar.round(record), bar.start)
     bars.remove_task(bar.task)
     return tuned

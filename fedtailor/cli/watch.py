@@ -138,7 +138,7 @@ class Watched:
 
     def _read(self, path: Path) -> Seen:
         """Read a run; one that is finished is read only once."""
-        from fedtailor.server.evaluation import early_stop
+        from fedtailor.server.records import stop_in_words
         from fedtailor.server.run_directory import RunDirectory
 
         if path in self._seen and self._seen[path].finished:
@@ -151,8 +151,7 @@ class Watched:
         news = (record if record.exists() else path / "experiment.toml").stat().st_mtime
         title = title or f"{experiment.method}, seed {experiment.seed}"
         metric, records = run.metric(), run.rounds()
-        stop = early_stop(records, experiment.evaluation.patience, metric)
-        stopped = stop.in_words(metric) if stop and stop.round < experiment.rounds else None
+        stopped = stop_in_words(records, experiment.rounds)
         self._seen[path] = Seen(title, path, experiment.rounds, records, news, run.partition().clients, metric, stopped)
         return self._seen[path]
 
@@ -182,7 +181,7 @@ class Watched:
         many = f"{sum(run.finished for run in runs)} of {len(runs)} runs finished. " if len(runs) > 1 else ""
         if self.finished:
             table = self.directory / "table.txt"
-            stopped = f" It {present.stopped}." if present.stopped and len(runs) == 1 else ""
+            stopped = f" It {visible(present.stopped)}." if present.stopped and len(runs) == 1 else ""
             return f"{many}Finished.{stopped}" + (f" The table is in {table}." if table.is_file() else "")
         left = _left(runs)
         text = many + ("No round is finished yet." if left is None else f"About {human_time(left)} left.")

@@ -93,7 +93,7 @@ def rounded(metrics: Metrics) -> Metrics:
         for each in fields(metrics)
         if isinstance(value := getattr(metrics, each.name), float)
     }
-    return replace(metrics, **changed)
+    return replace(metrics, **changed, more={name: round(value, DECIMALS) for name, value in metrics.more.items()})
 
 
 def _kind(error: BaseException | None, otherwise: str = "work") -> str:

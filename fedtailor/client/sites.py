@@ -207,7 +207,7 @@ class Site:
             parts["train"] = predict(data.train[0]), data.train[1]
         if self.n_outputs is not None:
             parts = {split: (self.counted(found), y) for split, (found, y) in parts.items()}
-        settings = (terms.loss, terms.multi_label, terms.own_metric)
+        settings = (terms.loss, terms.multi_label, terms.own_metric, terms.more_metrics)
         return {split: measure(found, y, *settings) for split, (found, y) in parts.items()}
 
     def counted(self, scores: Tensor) -> Tensor:

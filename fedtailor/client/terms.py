@@ -1,7 +1,8 @@
 """The terms of an experiment, the same for all sites: the method, the network, how they train and evaluate; and how an
 experiment describes local training: the optimiser, the loss that is minimised, and what is refused."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from zlib import crc32
 
@@ -43,7 +44,8 @@ class Terms:
     weights: str = ""  # the checksum of the file of pretrained weights
     augmentation: Augmentation | None = None  # of training images
     metric: Metric = ACCURACY  # the one that decides
-    own_metric: OwnMetric | None = None  # its function, if it is the user's own
+    own_metric: OwnMetric | None = None  # its function, if it is the user's own and not among these:
+    more_metrics: Mapping[str, OwnMetric] = field(default_factory=dict)  # of the user's own, by name
     multi_label: bool = False  # targets are labels of 0 and 1
     privacy: Privacy | None = None  # with its noise
     per_round: float = 1.0  # clients that take part in a round on average

@@ -1,6 +1,7 @@
 """Data: data sets as their authors publish them or as the user has them, partitioned among a federation's clients."""
 
 from fedtailor.data.arrays import Clients, from_list
+from fedtailor.data.assignments import Assignment
 from fedtailor.data.client_data import ClientData, FederatedData, Join
 from fedtailor.data.dataset import DataInfo, Dataset, data_dir, found
 from fedtailor.data.federation import federate
@@ -9,6 +10,7 @@ from fedtailor.data.partitions import partitions_catalogue
 from fedtailor.data.sources import catalogue, load
 
 __all__ = [
+    "Assignment",
     "ClientData",
     "Clients",
     "DataInfo",

@@ -81,6 +81,7 @@ class FederatedData:
     names: tuple[str, ...]  # of the clients
     new: frozenset[int] = frozenset()  # clients held out from training
     partition: str | None = None  # how they share the samples; None where that is not known here
+    assignment: str | None = None  # checksum of a partition of the user's own
     own_classes: tuple[int, ...] = ()  # number of classes of each client, where labels are each client's own
     own_names: tuple[tuple[str, ...], ...] = ()  # and their names
     tokens: int | None = None  # number of token values, where the data set says it

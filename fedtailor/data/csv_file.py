@@ -99,33 +99,32 @@ class CsvFile:
         found = {name: Cells(name, self._place, *kinds[name], self.decimal, drops) for name in kinds}
         places = [(place, found[name]) for place, name in enumerate(header) if name in found]
         count = 0
-        with self.text() as text:
-            reader = self._reader(text)
-            next(reader)
-            while rows := list(islice(self._checked(reader, len(header)), max(1, CELLS // len(header)))):
-                lines = [line for line, _ in rows]
-                columns = list(zip(*(cells for _, cells in rows), strict=True))
-                for place, cells in places:
-                    cells.add(columns[place], lines)
-                count += len(rows)
-                check_size(self.path, 8 * count * len(found))
+        of_file = self.rows(header)
+        while rows := list(islice(of_file, max(1, CELLS // len(header)))):
+            lines = [line for line, _ in rows]
+            columns = list(zip(*(cells for _, cells in rows), strict=True))
+            for place, cells in places:
+                cells.add(columns[place], lines)
+            count += len(rows)
+            check_size(self.path, 8 * count * len(found))
         if not count:
             raise FedtailorError(
                 f"The file {self.path} has a header but no samples: it needs at least one line below it."
             )
         return found
 
-    def _checked(self, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
-        """Yield the lines that are not empty, with their numbers."""
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) != width:
-                many = f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
-                raise FedtailorError(
-                    f"Line {reader.line_num} of {self.path} has {many}, but the header {width}: mend that line."
-                )
-            yield reader.line_num, cells
+    def rows(self, header: list[str]) -> Iterator[tuple[int, list[str]]]:
+        """Yield the lines below the header that are not empty, with their numbers."""
+        with self.text() as text:
+            reader = self._reader(text)
+            next(reader)
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    many = f"{len(cells)} cell{'' if len(cells) == 1 else 's'}, but the header {len(header)}"
+                    raise FedtailorError(f"Line {reader.line_num} of {self.path} has {many}: mend that line.")
+                yield reader.line_num, cells
 
     def _reader(self, text: IO[str]) -> Any:
         return csv.reader(text, delimiter=self.separator)

@@ -1,6 +1,7 @@
 """From a data set to a federation: its samples partitioned among clients, and each client's split into parts."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, listed, unknown, warn
+from fedtailor.data.assignments import Assignment, assign, is_own, partition_name
 from fedtailor.data.client_data import FederatedData
 from fedtailor.data.dataset import TRAIN, Dataset, Ints
 from fedtailor.data.foreign_files import check_size
@@ -25,7 +27,7 @@ MOST_COUNTS = 20_000_000  # clients × classes
 def federate(
     dataset: Dataset,
     *,
-    partition: str = "dirichlet:0.3",
+    partition: str | Path | Assignment = "dirichlet:0.3",
     clients: int | None = None,
     seed: int = 0,
     test: float = 0.2,
@@ -42,6 +44,9 @@ def federate(
     dtype: torch.dtype = torch.float32,
 ) -> FederatedData:
     """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
+
+    `partition` is one of the catalogue, or your own: a CSV file with the columns sample and client, `module:function`,
+    or a function of (labels, clients, rng) that returns a client for each sample, or the samples of each client.
 
     `labels="own"` numbers each client's classes 0, 1, … anew: client 3's class 0 is then another than client 4's.
 
@@ -62,19 +67,25 @@ def federate(
     _check_options(test, validation, split, min_samples, max_train, pixels, seed, rare)
     units, first = dataset.units()
     strata = strata_of(dataset, units, first, stratify)
+    name = partition_name(partition)
+    own = assign(dataset, partition, clients, seed) if is_own(partition) else None
     official = dataset.own_split if split is None else split == "official"
     parts = np.zeros_like(first)
     if official:
-        natural = stratify and partition.startswith(NATURAL)
+        natural = stratify and name.startswith(NATURAL)
         parts = official_parts(dataset, first, strata, validation, seed, by_client=natural)
-    _check_table(dataset, partition, clients, labels)
-    client, names = _clients(dataset, first, parts, partition, clients, min_samples, seed)
+    if own is None:
+        _check_table(dataset, name, clients, labels)
+        client, names = _clients(dataset, first, parts, name, clients, min_samples, seed)
+    else:
+        _check_table(dataset, NATURAL if labels == "own" else "", len(own.names), labels)
+        client, names = own.client[first], own.names
     if not 0 <= new_clients < len(names):
         raise FedtailorError(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
     if new_clients:
-        client, names = _new_last(client, names, new_clients, seed, renumbered=partition != NATURAL)
+        client, names = _new_last(client, names, new_clients, seed, renumbered=own is None and name != NATURAL)
     if official:
         side = parts
     elif split == "hash":
@@ -100,7 +111,8 @@ def federate(
         classes=dataset.classes,
         names=names,
         new=new,
-        partition=partition,
+        partition=name,
+        assignment=own.checksum if own else None,
         tokens=dataset.tokens,
         **table,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedtailor._common.errors import FedtailorError, listed, shown
-from fedtailor.data import Clients, Dataset, FederatedData, Join
+from fedtailor.data import Assignment, Clients, Dataset, FederatedData, Join
 from fedtailor.data.frames import frame_names, is_frames
 from fedtailor.data.matched_columns import with_columns, without_columns
 from fedtailor.data.preprocessing import Preprocessing
@@ -98,10 +98,11 @@ def run_data(
     experiment: Experiment,
     given: Dataset | FederatedData | Clients | None = None,
     objects: Mapping[str, Any] | None = None,
+    partition: Assignment | None = None,
 ) -> FederatedData:
-    """Load the data of a run, with those of the clients that joined it. `given` are its data and `objects` those of
-    clients that joined, by name, where they were Python objects."""
-    data = partition_data(experiment, given)
+    """Load the data of a run, with those of the clients that joined it. `given` are its data, `objects` those of
+    clients that joined, by name, and `partition` is its partition, where they were Python objects."""
+    data = partition_data(experiment, given, partition=partition)
     for join in joined:
         if join.source is not None:
             found = _read(experiment, data, join, objects or {})
@@ -163,7 +164,7 @@ def add(
             )
         after = _check_progress(directory, experiment)
         again = asked if isinstance(asked, Mapping) else None
-        known = data = run_data(before, experiment, objects.data, again)
+        known = data = run_data(before, experiment, objects.data, again, objects.partition)
         for name, source in additions:
             data = _joined(data, experiment, name, source, after)
         here = experiment.model_copy(update={"engine": "in-process", "deadline": None, "tensorboard": False})

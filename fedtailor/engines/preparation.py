@@ -17,18 +17,18 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
-from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
-from fedtailor.data import Clients, Dataset, FederatedData, federate, from_list, load
+from fedtailor.data import Assignment, Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.hostile import hostile_clients
+from fedtailor.engines.own_metrics import deciding_metric, more_metrics, try_out_metrics
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import EvaluateShared, Message, State, message_bytes
+from fedtailor.messages import Message, State, message_bytes
 from fedtailor.messages.store import Store
 from fedtailor.method import Layout, Method, Server, expected_upload
 from fedtailor.methods import find_method
@@ -40,9 +40,8 @@ from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.server.tensorboard import check_installed
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import held, sample_shape
-from fedtailor.training.metrics import Metric, find_metric, own_metric
 from fedtailor.training.network import Loss
-from fedtailor.training.predictions import OwnMetric, targets_of
+from fedtailor.training.predictions import OwnMetric
 from fedtailor.training.streams import torch_seed
 
 LOSSES: dict[str, Loss] = {
@@ -62,11 +61,18 @@ class Objects:
     model: ModelLike | None = None
     loss: Loss | None = None
     metric: OwnMetric | None = None
+    metrics: Mapping[str, OwnMetric] | None = None  # beside that one, by name
+    partition: Assignment | None = None
 
     @property
     def given(self) -> bool:
         """True if there are any."""
         return any(value is not None for value in vars(self).values())
+
+    def by_kind(self) -> dict[str, Any]:
+        """All that are given; each of the metrics as `metric NAME`."""
+        given = {kind: value for kind, value in vars(self).items() if value is not None and kind != "metrics"}
+        return given | {f"metric {name}": metric for name, metric in (self.metrics or {}).items()}
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     device = find_device(experiment.device)
     method = objects.method or find_method(experiment.method, experiment.parameters)
     check_training(experiment, method, device)
-    data = partition_data(experiment, objects.data).to(device)
+    data = partition_data(experiment, objects.data, partition=objects.partition).to(device)
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
     training = data.n_clients - len(data.new)
@@ -205,7 +211,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     assembled = replace(assembled, extra=_extra_tensors(method, assembled.network().layout, experiment.seed))
     network = assembled.network()
     network.autocast = experiment.autocast
-    metric, own_metric = _find_metric(experiment.evaluation.metric, objects.metric, data, scores)
+    more = more_metrics(experiment.evaluation.metrics or {}, objects.metrics or {})
+    metric, own_metric = deciding_metric(experiment.evaluation.metric, objects.metric, data, scores, more)
     initial = network.vector.clone()
     participation = Participation.parse(experiment.participation)
     per_round = participation.mean(training)
@@ -230,6 +237,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         augmentation,
         metric,
         own_metric,
+        more,
         data.targets == "labels",
         privacy,
         per_round,
@@ -241,8 +249,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         _check_protocol(prepared)
         if experiment.attack is not None:
             prepared.hostile = hostile_clients(experiment, data)
-    if own_metric is not None:
-        _try_out_metric(prepared)
+    if own_metric is not None or more:
+        try_out_metrics(data, terms)
     return prepared
 
 
@@ -270,31 +278,6 @@ def _with_budget(prepared: Prepared, privacy: Privacy, participation: Participat
     limit = None if isinstance(experiment.epsilon, str) else experiment.epsilon
     budget = settled(experiment, Budget(privacy, participation, clients, bool(method.uploads), limit, queries))
     return replace(prepared, budget=budget, terms=replace(prepared.terms, privacy=budget.privacy))
-
-
-def _find_metric(
-    name: str, given: OwnMetric | None, data: FederatedData, scores: Tensor
-) -> tuple[Metric, OwnMetric | None]:
-    """The metric that decides, and its function if it is the user's own. `scores` are outputs for the first samples."""
-    if given is None and ":" not in name:
-        return find_metric(name, targets_of(scores, data.y[: len(scores)], data.targets == "labels")), None
-    own = given or import_object(name, "metric")
-    if not callable(own):
-        raise FedtailorError(f"The metric {name} is not a function of (outputs, targets).")
-    return own_metric(name, own), own
-
-
-def _try_out_metric(prepared: Prepared) -> None:
-    """Refuse a metric of the user's own that fails on the first client's test samples, before any work."""
-    data, terms = prepared.data, prepared.terms
-    if data.elsewhere is not None:
-        return
-    if tested := [client for client in range(data.n_clients) if len(data.test(client)[1])]:
-        reply = Sites.at(data, terms, None).handle(EvaluateShared(0, tested[0], {"theta": terms.initial}))
-        if reply.error:
-            raise FedtailorError(
-                f"The metric {terms.metric} fails on client {data.names[tested[0]]}: {reply.error}."
-            ) from reply.cause
 
 
 def _check_protocol(prepared: Prepared) -> None:
@@ -327,11 +310,16 @@ def _check_protocol(prepared: Prepared) -> None:
         )
 
 
-def partition_data(experiment: Experiment, given: Any = None, table: Preprocessing | None = None) -> FederatedData:
+def partition_data(
+    experiment: Experiment,
+    given: Any = None,
+    table: Preprocessing | None = None,
+    partition: Assignment | None = None,
+) -> FederatedData:
     """The experiment's data, or what is given in their place: loaded and partitioned among its clients, if they are
     not yet (on the CPU: the same for every device).
 
-    `table` is the preprocessing of an earlier federation, in place of the experiment's.
+    `table` is the preprocessing of an earlier federation, and `partition` a function, in place of the experiment's.
     """
     if isinstance(given, FederatedData):
         return given.aligned()
@@ -339,7 +327,7 @@ def partition_data(experiment: Experiment, given: Any = None, table: Preprocessi
         dataset = load_dataset(experiment, given)
         return federate(
             dataset,
-            partition=experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
+            partition=partition or experiment.partition or ("dirichlet:0.3" if dataset.client is None else "natural"),
             clients=experiment.clients,
             seed=experiment.seed,
             test=experiment.test,

@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, listed, unknown
-from fedtailor._common.extras import install_command
+from fedtailor._common.extras import import_pandas
 from fedtailor.data import FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
+from fedtailor.engines.client_predictions import body_outputs, predictions
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.attack import Attack
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Measured, Metrics
-from fedtailor.server.evaluation import LAST, averages, chosen_round, early_stop
+from fedtailor.server.evaluation import LAST, averages, chosen_round
 from fedtailor.server.observations import Observations
-from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures
+from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures, stop_in_words
 from fedtailor.server.run_directory import RunDirectory, describe, plain
 from fedtailor.server.setup import Setup
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY, Metric
+from fedtailor.training.predictions import Predictions
 
 if TYPE_CHECKING:
     import pandas
@@ -81,25 +83,23 @@ class RunResult:
         head = "".join(f"<th>{escape(title)}</th>" for title in columns.values())
         step = max(1, -(-len(self.rounds) // 20))
         rows = "".join(
-            "<tr>" + "".join(f"<td>{_cell(getattr(record, name))}</td>" for name in columns) + "</tr>"
-            for record in self.rounds[::-1][::step][::-1]
+            "<tr>" + "".join(f"<td>{_cell(record.get(name))}</td>" for name in columns) + "</tr>"
+            for record in (record.flat() for record in self.rounds[::-1][::step][::-1])
         )
         caption = escape(f"{self!r:.200}"[1:-1]) + ". " + escape(self.experiment.evaluation.in_words(self.metric))
         return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> "pandas.DataFrame":
         """The records as a table of pandas: a row a round, or a row for each round, client and split."""
-        try:
-            import pandas
-        except ImportError:
-            raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
+        pandas = import_pandas()
         if what == "rounds":
-            return pandas.DataFrame([record.plain() for record in self.rounds]).set_index("round")
+            return pandas.DataFrame([record.flat() for record in self.rounds]).set_index("round")
         if what != "clients":
             raise unknown("table", what, ("rounds", "clients"))
         rows = [
             {"round": record.round, "client": self.names[client], "hostile": client in self.hostile, "split": split}
-            | asdict(metrics)
+            | {name: value for name, value in asdict(metrics).items() if name != "more"}
+            | metrics.more
             for record in self.clients
             for client, measured in record.results.items()
             for split, metrics in measured.items()
@@ -113,11 +113,8 @@ class RunResult:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended before its last round (see `patience` and `epsilon`); None if it did not."""
-        if self.rounds and (why := self.rounds[-1].stop):
-            return f"stopped after round {self.rounds[-1].round}: {why}"
-        found = early_stop(self.rounds, self.experiment.evaluation.patience, self.metric)
-        return found.in_words(self.metric) if found and found.round < self.experiment.rounds else None
+        """Why the run ended before its last round (see `patience`, `epsilon` and `on_round`); None if it did not."""
+        return stop_in_words(self.rounds, self.experiment.rounds)
 
     def chosen(self, choose: str | None = None) -> RoundRecord | None:
         """The round that counts, by the experiment's own rule or another one; None if none was evaluated."""
@@ -331,6 +328,17 @@ class RunResult:
         with isolated():
             return self.simulation.terms.network.state_dict(self.personal_vector(client))
 
+    def predict(self, client: int | str, x: Any = None) -> Predictions:
+        """What a client (by number or name) predicts for samples that are given as the run's data were (a tensor, an
+        array, a table, a data set); for None, for its test samples in the order of `data.test(client)`."""
+        with isolated():
+            return predictions(self.simulation, self.number_of(client), x)
+
+    def features(self, client: int | str, x: Any = None) -> Tensor:
+        """What enters the head of a client's personal model, a row a sample. `x` is as in `predict`."""
+        with isolated():
+            return body_outputs(self.simulation, self.number_of(client), x)
+
     def global_vector(self) -> Tensor | None:
         """The global model as a vector, if the method has one."""
         with isolated():
@@ -349,7 +357,8 @@ class RunResult:
     def summary(self) -> Plain:
         """The outcome in a few numbers, under every rule of choosing."""
         keep = ["round", "accuracy", "accuracy_std", "accuracy_worst_decile", "loss", "balanced_accuracy", "auc"]
-        keep += [name for name in (self.metric.field, "std", "worst_decile") if name not in keep]
+        own = self.experiment.evaluation.metrics or {}
+        keep += [name for name in dict.fromkeys([self.metric.field, *own, "std", "worst_decile"]) if name not in keep]
         choices = {rule: self.chosen(rule) for rule in ("last", "best-validation", "best-test")}
         return {
             "method": self.experiment.method,
@@ -365,7 +374,10 @@ class RunResult:
             "validation": self.validation,
             "accuracy": self.accuracy,
             "loss": self.loss,
-            **{rule: {name: getattr(record, name, None) for name in keep} for rule, record in choices.items()},
+            **{
+                rule: {name: (record.flat() if record else {}).get(name) for name in keep}
+                for rule, record in choices.items()
+            },
             "epsilon": self.epsilon,
             "epsilon_rdp": self.rounds[-1].epsilon_rdp if self.rounds else None,
             "bytes_up": sum(record.bytes_up for record in self.rounds),

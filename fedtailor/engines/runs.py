@@ -6,14 +6,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from pydantic import ValidationError
+import numpy as np
 
 from fedtailor._common.errors import FedtailorError, shown, unknown, warn
-from fedtailor._common.imports import object_name
-from fedtailor._common.toml import written_again
-from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.data import Assignment, Clients, Dataset, FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
 from fedtailor.engines.joins import Additions, add, run_data
+from fedtailor.engines.own_code import (
+    check_objects,
+    method_name,
+    named_settings,
+    names_and_objects,
+    written_parameters,
+)
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.simulation import Simulation, create, look_into, reopen
@@ -21,8 +26,7 @@ from fedtailor.experiment import DATA_SETTINGS, SETTING_NAMES, Experiment, Setti
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.experiment.tuned import SHIPPED, find_settings, for_run, tuned_in_words
 from fedtailor.method import Method
-from fedtailor.methods import CATALOGUE, check_class, make_method, method_class
-from fedtailor.models import CATALOGUE as NETWORKS
+from fedtailor.methods import check_class, make_method, method_class
 from fedtailor.models import ModelLike
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
@@ -35,7 +39,7 @@ from fedtailor.training.predictions import OwnMetric
 from fedtailor.training.schedule import needs_total
 
 CHANGEABLE = ("rounds", "workers", "engine", "address", "deadline", "states", "checkpoint_every", "data_dir", "debug")
-OnRound = Callable[[RoundRecord], None]
+OnRound = Callable[[RoundRecord], str | bool | None]  # what it returns may stop the run
 OnStart = Callable[[Loop], None]
 
 
@@ -57,10 +61,14 @@ def run(
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
     Objects may stand for names: a `Method` or its class, a list of one (x, y) per client or a dictionary of them by
-    name, a pandas table, an `nn.Module` or what makes one, a loss function, a metric of (outputs, targets). A complete
-    `Experiment` in place of the method takes no further settings. `method_settings` says where those are that a tuning
-    chose for the method: `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own. With `out`,
-    the run is recorded in that directory as it goes and can be resumed; without, nothing is written.
+    name, a pandas table, an `nn.Module` or what makes one, a loss function, a metric of (outputs, targets), such
+    functions by name as `metrics`, a `partition` of (labels, clients, rng). A complete `Experiment` in place of the
+    method takes no further settings. `method_settings` says where those are that a tuning chose for the method:
+    `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own. With `out`, the run is recorded in
+    that directory as it goes and can be resumed; without, nothing is written.
+
+    `on_round` is called with the record of each round. If it returns a text, or True, the run ends after that round,
+    and the text is recorded as the reason: `on_round=lambda record: "good enough" if record.accuracy > 0.9 else None`.
     """
     if isinstance(method, Experiment):
         given = [str(value) for value in (data, model, loss, metric)]
@@ -68,10 +76,10 @@ def run(
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
         return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
     names, objects = names_and_objects(data, model, loss, metric)
-    asked: Mapping[str, Any] = settings
+    asked: Mapping[str, Any] = named_settings(settings, objects)
     if method_settings is not None:
         found = find_settings(method_settings)
-        asked = for_run(settings, found, _name_of(method))
+        asked = for_run(asked, found, _name_of(method))
         if found.source.startswith(SHIPPED):
             warn(tuned_in_words(str(found.tuned)))
     if isinstance(method, str):
@@ -82,22 +90,6 @@ def run(
         names |= {"method": method_name(type(objects.method)), "parameters": written_parameters(objects.method)}
     experiment = make_experiment({**names, **rest})
     return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
-
-
-def names_and_objects(data: Any, model: Any, loss: Any, metric: Any = None) -> tuple[dict[str, Any], Objects]:
-    """Return the names of data, model, loss and metric for an experiment, and those of them that are objects."""
-    names: dict[str, Any] = {}
-    objects = Objects()
-    given = {"data": str(data) if isinstance(data, Path) else data, "model": model, "loss": loss}
-    for name, value in (given if metric is None else {**given, "metric": metric}).items():
-        if value is None or isinstance(value, (int, float)):
-            raise FedtailorError(
-                f"{name}={value!r} is not understood: give a name or an object (see help(fedtailor.run))."
-            )
-        if not isinstance(value, str):
-            setattr(objects, name, value)
-        names[name] = value if isinstance(value, str) else object_name(value)
-    return names, objects
 
 
 def run_experiment(
@@ -130,7 +122,9 @@ class PreparedRuns:
             known = self._data.get(key)
             if known is None or changes(known.x, known.y) != self._changes:  # a run that failed may have changed them
                 self._data.clear()  # one data set in memory is enough: runs come ordered by their data
-                known = self._data[key] = partition_data(experiment, self.objects.data)
+                known = self._data[key] = partition_data(
+                    experiment, self.objects.data, partition=self.objects.partition
+                )
                 self._changes = changes(known.x, known.y)
             return prepare(experiment, replace(self.objects, data=known))
 
@@ -159,6 +153,8 @@ def resume(
     model: ModelLike | None = None,
     loss: Loss | None = None,
     metric: OwnMetric | None = None,
+    metrics: Mapping[str, OwnMetric] | None = None,
+    partition: Assignment | None = None,
     add_clients: Additions | None = None,
     trust: bool = False,
     on_round: OnRound | None = None,
@@ -173,7 +169,8 @@ def resume(
 
     Only what does not change its numbers may be changed: `rounds` (more of them), `workers`, `engine`, `address`,
     `deadline`, `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed
-    again. Where the run names code, a method, network, loss or metric as `module:name`, pass the object or `trust` it.
+    again. Where the run names code (a method, network, loss, metric or partition as `module:name`), pass the object or
+    `trust` it.
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()
@@ -197,8 +194,8 @@ def resume(
         )
     if isinstance(method, type):
         method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
-    objects = Objects(method, data, model, loss, metric)
-    _check_objects(Path(path), before, objects, trust)
+    objects = Objects(method, data, model, loss, metric, metrics, partition)
+    check_objects(Path(path), before, objects, trust)
     directory.warn_of_other_versions()
     if add_clients:
         with isolated():
@@ -220,6 +217,8 @@ def load(
     model: ModelLike | None = None,
     loss: Loss | None = None,
     metric: OwnMetric | None = None,
+    metrics: Mapping[str, OwnMetric] | None = None,
+    partition: Assignment | None = None,
     joined: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> RunResult:
@@ -229,16 +228,16 @@ def load(
     as in `resume`, or `trust`. `joined` has the data of clients that joined the run as objects, by name.
     """
     directory = RunDirectory(Path(path))
-    experiment, objects = directory.experiment(), Objects(method, data, model, loss, metric)
+    experiment, objects = directory.experiment(), Objects(method, data, model, loss, metric, metrics, partition)
 
     def opened() -> Simulation:
-        _check_objects(Path(path), experiment, objects, trust)
+        check_objects(Path(path), experiment, objects, trust)
         with isolated():
             here = experiment.model_copy(update={"data_dir": data_dir or experiment.data_dir})
             return look_into(Path(path), _with_joined(directory, here, objects, joined), data_dir)
 
-    partition, rounds, clients = directory.records()
-    names, hostile, decides = partition.clients, partition.hostile, directory.metric()
+    found, rounds, clients = directory.records()
+    names, hostile, decides = found.clients, found.hostile, directory.metric()
     return RunResult(experiment, rounds, lambda: clients, names, opened, Path(path), decides, hostile)
 
 
@@ -247,7 +246,11 @@ def _with_joined(
 ) -> Objects:
     """Add the data of the clients that joined the run, if there are any."""
     before = directory.partition().joined
-    return replace(objects, data=run_data(before, experiment, objects.data, joined)) if before else objects
+    return (
+        replace(objects, data=run_data(before, experiment, objects.data, joined, objects.partition))
+        if before
+        else objects
+    )
 
 
 def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | None) -> RunResult:
@@ -256,11 +259,13 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
     if on_start:
         on_start(loop)
     with ExitStack() as opened:
-        told = [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
+        told: list[Callable[[RoundRecord], object]] = []
+        told += [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
         told += [on_round] if on_round else []
         for record in opened.enter_context(closing(loop.run(run.transport))):
             for tell in told:
-                tell(record)
+                if why := reason_to_stop(tell(record)):
+                    loop.stop(why)
     path = run.directory.path if run.directory else None
     result = RunResult(
         run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
@@ -270,30 +275,17 @@ def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | No
     return result
 
 
-def method_name(kind: type[Method]) -> str:
-    """The name under which the class of a method is found again."""
-    return kind.name if CATALOGUE.get(kind.name) is kind else object_name(kind)
+def reason_to_stop(said: object) -> str:
+    """Read the reason to stop in what `on_round` returned: a text, or True; "" if the run goes on."""
+    if isinstance(said, str):
+        return " ".join(said.split())
+    return "on_round said so" if isinstance(said, bool | np.bool_) and said else ""
 
 
 def _name_of(method: str | Method | type[Method]) -> str:
     if isinstance(method, str):
         return method
     return method_name(type(method) if isinstance(method, Method) else check_class(method, repr(method)))
-
-
-def importable_name(method: Any) -> Any:
-    """The name of a method that many runs can find again."""
-    if isinstance(method, Method):
-        kind = type(method).__name__
-        raise FedtailorError(f"Give the class {kind}, not an object of it, and its parameters in method_parameters=.")
-    if not isinstance(method, type):
-        return method
-    name = method_name(check_class(method, method.__name__))
-    if name.startswith("object:"):
-        raise FedtailorError(
-            f"The class {method.__name__} is inside a function: move it out, where it can be imported."
-        )
-    return name
 
 
 def _method_object(method: Any, settings: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
@@ -320,53 +312,3 @@ def _split(kind: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, A
     if not isinstance(given, Mapping):
         raise FedtailorError(f"The setting 'parameters' is {shown(given)}, but it must be a table of names and values.")
     return {**given, **own}, rest
-
-
-def written_parameters(method: Method) -> dict[str, Any]:
-    """A method's parameters as an experiment file holds them; refuses what would come back as something else."""
-    parameters = method.model_dump(exclude_none=True)
-    again = written_again({"parameters": parameters})
-    try:
-        same = again is not None and type(method)(**again.get("parameters", {})) == method
-    except ValidationError:
-        same = False
-    if not same or any(isinstance(value, dict) for value in parameters.values()):
-        raise FedtailorError(
-            f"The parameters of {type(method).__name__} cannot be written to an experiment file: give numbers, texts, "
-            "and lists of these."
-        )
-    return parameters
-
-
-def _check_objects(path: Path, experiment: Experiment, objects: Objects, trust: bool) -> None:
-    """A run that was given objects needs them again, and the same ones as far as that can be seen. Code that it names
-    is run if the caller passes it or trusts it: a run directory may be anybody's."""
-    for name in ("method", "data", "model", "loss", "metric"):
-        recorded, given = _recorded(experiment, name), getattr(objects, name)
-        if isinstance(given, Method):
-            if method_name(type(given)) != recorded or written_parameters(given) != experiment.parameters:
-                raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
-        elif given is not None and name in ("model", "loss", "metric") and object_name(given) != recorded:
-            raise FedtailorError(f"This is not the run's {name}: that is {recorded}.")
-        elif given is not None and name == "data" and not recorded.startswith("object:"):
-            raise FedtailorError(f"The run's data have a name ({recorded}): leave data= out.")
-        if recorded.startswith(("object:", "__main__:")) and given is None:
-            raise FedtailorError(f"This run got its {name} as a Python object ({recorded}): pass {name}= to resume it.")
-    strange = [f"{kind} {name}" for kind, name in named_code(experiment).items() if getattr(objects, kind) is None]
-    if strange and not trust:
-        raise FedtailorError(
-            f"The run in {path} names code of its own ({', '.join(strange)}): if you trust it, say --trust (trust=True "
-            "in Python), or pass the object."
-        )
-
-
-def _recorded(experiment: Experiment, kind: str) -> str:
-    """The name of what may be an object."""
-    return str(getattr(experiment.evaluation if kind == "metric" else experiment, kind))
-
-
-def named_code(experiment: Experiment) -> dict[str, str]:
-    """The code that an experiment names: `module:name` in place of a name of the catalogue."""
-    kinds = ("method", "model", "loss", "metric")
-    names = {kind: name for kind in kinds if ":" in (name := _recorded(experiment, kind))}
-    return {kind: name for kind, name in names.items() if kind != "model" or name.partition(":")[0] not in NETWORKS}

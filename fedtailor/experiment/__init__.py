@@ -43,6 +43,8 @@ def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> st
     settings = {**deciding_settings(experiment), "parameters": dict(parameters)}
     if not experiment.drop_unlabelled:  # younger than the names of recorded runs, which would be others with it
         del settings["drop_unlabelled"]
+    if experiment.evaluation.metrics is None:  # likewise
+        del settings["evaluation"]["metrics"]
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

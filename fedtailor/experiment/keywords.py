@@ -1,6 +1,7 @@
 """The settings as keyword arguments, for editors and type checkers: `fedtailor.run("fedavg", lr=0.1)`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from fedtailor.experiment.settings import Evaluation
@@ -17,6 +18,7 @@ class EvaluationSettings(TypedDict, total=False):
     train: bool
     every: int
     metric: str
+    metrics: dict[str, str] | None
     patience: int | None
 
 
@@ -40,7 +42,7 @@ class Settings(TypedDict, total=False):
     pixels: Literal["unit", "signed"]
     labels: Literal["shared", "own"]
     clients: int | None
-    partition: str | None
+    partition: str | Path | Callable[..., Any] | None
     split: Literal["merge", "official", "hash"] | None
     stratify: bool
     test: float
@@ -86,9 +88,11 @@ class Settings(TypedDict, total=False):
     evaluate_train: bool
     evaluate_every: int
     evaluate_metric: str
+    evaluate_metrics: dict[str, str] | None
     evaluate_patience: int | None
     fine_tune: int
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
+    metrics: Mapping[str, str | Callable[..., Any]] | str | None
     patience: int | None
     on_failure: Literal["skip", "stop"]
     engine: Literal["auto", "in-process", "processes", "ray", "sites-in-memory"]

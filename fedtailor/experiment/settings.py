@@ -11,7 +11,7 @@ from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.attack import Attack
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.training.metrics import ACCURACY, AUTO, Metric
+from fedtailor.training.metrics import ACCURACY, AUTO, Metric, named_metrics
 from fedtailor.training.schedule import RateSchedule
 
 # What decides about the clients and their samples (beside the seed).
@@ -81,6 +81,11 @@ class Evaluation(_Strict):
         "exact_match, or module:function of (outputs, targets); auto is accuracy for classes, rmse for numbers, f1 for "
         "several labels",
     )
+    metrics: dict[str, str] | None = Field(
+        None,
+        description="metrics of yours that are recorded beside that one, by name: missed=module:function of (outputs, "
+        "targets), with commas between several; metric may name one of them",
+    )
     patience: int | None = Field(
         None,
         ge=1,
@@ -94,6 +99,11 @@ class Evaluation(_Strict):
     def _chosen_by_patience(cls, given: Any) -> Any:
         patient = isinstance(given, Mapping) and given.get("patience") is not None
         return {"choose": "best-validation", **given} if patient else given
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _metrics(cls, value: Any) -> Any:
+        return named_metrics(value)
 
     def in_words(self, metric: Metric = ACCURACY) -> str:
         """Say what the numbers of a table mean, to stand below it."""
@@ -117,7 +127,7 @@ class Evaluation(_Strict):
 # The names that settings of the evaluation have beside the others: on the command line, in Python and in files.
 EVALUATION_NAMES = {
     **{f"evaluate_{name}": name for name in Evaluation.model_fields},
-    **{name: name for name in ("fine_tune", "choose", "metric", "patience")},
+    **{name: name for name in ("fine_tune", "choose", "metric", "metrics", "patience")},
 }
 
 
@@ -162,7 +172,8 @@ class Experiment(_Strict):
     clients: int | None = Field(None, ge=1, le=MOST, description="number of clients [20, or as many as the data names]")
     partition: str | None = Field(
         None,
-        description="how clients share the samples [dirichlet:0.3, or natural where the data names clients]",
+        description="how clients share the samples; or your own, a CSV file (sample,client) or module:function "
+        "[dirichlet:0.3, or natural where the data names clients]",
     )
     split: Literal["merge", "official", "hash"] | None = Field(
         None,
@@ -379,9 +390,9 @@ class Experiment(_Strict):
     def _lora(cls, value: Any) -> Any:
         return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
 
-    @field_validator("weights", mode="before")
+    @field_validator("weights", "partition", mode="before")
     @classmethod
-    def _weights(cls, value: Any) -> Any:
+    def _path(cls, value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
 
     @field_validator("batch", mode="before")

@@ -27,7 +27,8 @@ MARK = rb"\"checksum\": \""  # in a frame's header, where JSON stands inside of 
 
 @dataclass(slots=True)
 class Metrics:
-    """The metrics of one model on one set of samples; None where one is not defined. `own` is the user's own."""
+    """The metrics of one model on one set of samples; None where one is not defined. `own` is the user's own if that
+    decides, and `more` has others of the user's by name, as far as they are defined."""
 
     loss: float | None = None
     accuracy: float | None = None
@@ -41,6 +42,7 @@ class Metrics:
     r2: float | None = None
     own: float | None = None
     n_samples: Count = 0
+    more: dict[str, float] = field(default_factory=dict)
 
 
 Measured = dict[str, Metrics]  # "test", "validation" and, where asked for, "train"

@@ -160,7 +160,7 @@ def answer_of(content: bytes, site: str) -> Letter:
 
 
 def _told(metrics: Metrics) -> dict[str, Any]:
-    return {name: value for name, value in asdict(metrics).items() if value is not None}
+    return {name: value for name, value in asdict(metrics).items() if value not in (None, {})}
 
 
 _MEASURED: TypeAdapter[list[Any]] = TypeAdapter(list[dict[Literal["train", "validation", "test"], Metrics]])

@@ -77,7 +77,7 @@ class Adaptation:
         metrics = by_accuracy if self.metric == ACCURACY else (self.metric.field, "std", "worst_decile", "loss")
         writer.writerow(["epoch", *(f"{whose}_{metric}" for whose in ("adapted", "local") for metric in metrics)])
         for epoch, both in enumerate(zip(self.adapted, self.local, strict=True)):
-            writer.writerow([epoch, *(getattr(of_epoch, metric) for of_epoch in both for metric in metrics)])
+            writer.writerow([epoch, *(of_epoch.flat().get(metric) for of_epoch in both for metric in metrics)])
         return text.getvalue()
 
 

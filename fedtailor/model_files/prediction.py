@@ -1,38 +1,31 @@
 """Predictions with a model file: on arrays, on any data set, or on the samples of a run's clients."""
 
-import csv
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from io import StringIO
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, brief, unknown, warn
-from fedtailor._common.text import spreadsheet_cell
 from fedtailor.data import Dataset
 from fedtailor.data import load as load_data
 from fedtailor.data.agreement import FILE as FEDERATION
-from fedtailor.data.arrays import Array, as_array, as_samples, is_frame
 from fedtailor.data.client_data import SPLITS
-from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, without_labels
-from fedtailor.data.federation import as_inputs
-from fedtailor.data.frames import frame_names
-from fedtailor.data.matched_columns import columns_of, match, with_columns, without_columns
-from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.dataset import TEST, TRAIN, VALIDATION
+from fedtailor.data.raw_samples import RawFormat
 from fedtailor.data.sources import columns_in
-from fedtailor.data.table import Purpose, TableSettings, from_frame
+from fedtailor.data.table import TableSettings
 from fedtailor.engines.joins import run_data
+from fedtailor.engines.own_code import named_code
 from fedtailor.engines.runs import load
 from fedtailor.model_files.format import built, read_model
 from fedtailor.models import ModelLike
 from fedtailor.training.descent import EVALUATION_BATCH
-from fedtailor.training.inputs import Inputs, apply, as_floats, join, sample_shape, select, shape_words
+from fedtailor.training.inputs import Inputs, apply, join, sample_shape, shape_words
 from fedtailor.training.isolation import isolated
 from fedtailor.training.layers import takes_integers
+from fedtailor.training.predictions import Predictions, names_of
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
@@ -44,59 +37,6 @@ class Samples:
     inputs: Inputs
     labels: list[str]
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """A model's outputs on samples, samples × classes, and the names of the classes in their order."""
-
-    outputs: Tensor
-    classes: tuple[str, ...] = ()  # none for a regression
-    labels: list[str] = field(default_factory=list)  # the samples' true classes, where these are known
-    multi_label: bool = False  # a sample may have any of the classes
-
-    @property
-    def probabilities(self) -> Tensor:
-        """The probability of each class, samples × classes."""
-        return self.outputs.sigmoid() if self.multi_label else self.outputs.softmax(1)
-
-    @property
-    def predicted(self) -> list[str]:
-        """The name of each sample's most probable class; of several labels, the names of those that it probably has."""
-        if self.multi_label:
-            return names_of((self.outputs > 0).float(), self.classes)
-        return [self.classes[number] for number in self.outputs.argmax(1).tolist()] if self.classes else []
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share of the samples that were predicted right, if they have labels: with several, all of them."""
-        if not self.labels or not self.classes:
-            return None
-        return sum(one == other for one, other in zip(self.predicted, self.labels, strict=True)) / len(self.labels)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each sample: the predicted class and its probability, or the outputs of a regression."""
-        if not self.classes:
-            for sample, outputs in enumerate(self.outputs.tolist()):
-                yield {"sample": sample} | {f"output {number}": value for number, value in enumerate(outputs)}
-            return
-        rows = zip(self.predicted, self.outputs.tolist(), self.probabilities.tolist(), strict=True)
-        for sample, (name, outputs, row) in enumerate(rows):
-            label = {"label": self.labels[sample]} if self.labels else {}
-            each = {f"p({name})": value for name, value in zip(self.classes, row, strict=True)}
-            if self.multi_label:
-                has = {f"has({name})": int(value > 0) for name, value in zip(self.classes, outputs, strict=True)}
-                yield {"sample": sample, "prediction": name, **label, **has, **each}
-            else:
-                yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
-
-    def csv(self) -> str:
-        """Write the rows as CSV with a header. A name that a spreadsheet takes for a formula gets an apostrophe."""
-        text, rows = StringIO(), list(self.rows())
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
-        return text.getvalue()
 
 
 @isolated()
@@ -123,11 +63,19 @@ class Model:
         self.about, state = read_model(path)
         self.module = built(path, self.about, state, model)
 
-    def inputs(self, x: Inputs) -> Inputs:
-        """Make inputs of raw samples, as it was done in training."""
-        dtype = getattr(torch, self.about.dtype)
-        x = as_inputs(x, self.about.pixels, dtype)
-        return x if takes_integers(self.module) else as_floats(x, dtype)
+    @cached_property
+    def format(self) -> RawFormat:
+        """The way from raw samples to inputs, as it was in training."""
+        about = self.about
+        return RawFormat(
+            table=about.table,
+            pixels=about.pixels,
+            dtype=getattr(torch, about.dtype),
+            whole=takes_integers(self.module),
+            several=isinstance(about.input_shape[0], tuple),
+            regression=not about.classes,
+            roles=self._roles(),
+        )
 
     def dataset(self, x: Any) -> Dataset:
         """Make a data set of a Python object, or load the one that it names."""
@@ -135,24 +83,7 @@ class Model:
             return x
         if isinstance(x, str | Path):
             return self.load(str(x), None)
-        table = self.about.table
-        if table is None:
-            several = isinstance(self.about.input_shape[0], tuple)
-            return without_labels("x", as_samples(tuple(x) if several else as_array(x, "x"), "x", double=True))
-        if not (is_frame(x) or isinstance(x, Mapping)):
-            array = as_array(x, "x")
-            if array.dtype.kind != "O" or array.ndim != 2 or array.shape[1] != len(table.columns):
-                return self._of_array(array, table)
-            x = {column.name: array[:, place] for place, column in enumerate(table.columns)}
-        columns = {name: column for name, column in self._roles().items() if column in frame_names(x)}
-        purpose = Purpose(labelled=False, regression=not self.about.classes, knows=table.kinds())
-        return from_frame(x, columns, purpose, "x")  # type: ignore[arg-type]
-
-    def _of_array(self, array: Array, table: Preprocessing) -> Dataset:
-        if array.dtype.kind not in "biuf":
-            raise FedtailorError(f"The features of 'x' are of type {array.dtype}: give numbers, or a table.")
-        x = torch.from_numpy(array.astype(np.float64))
-        return Dataset("x", x, torch.zeros(x.shape[:1]), (), columns=columns_of(table, x, "x"))
+        return self.format.dataset(x)
 
     def load(
         self, data: str, data_dir: str | None, image_size: int | None = None, **settings: Unpack[TableSettings]
@@ -218,12 +149,8 @@ class Model:
             chosen &= data.part == PARTS[_known(part)]
         names = names_of(data.y[chosen], data.classes)
         notes = list(data.notes)
-        if (table := self.about.table) is not None:
-            data = with_columns(data, table)
-            raw, more = match(table, data.cells[chosen].numpy(), data.columns, data.name)
-            return Samples(self.inputs(torch.from_numpy(table.transform(raw))), names, [*notes, *more])
-        x = (without_columns(data) if data.columns else data).x
-        return Samples(self.inputs(select(x, chosen.nonzero().flatten())), names, notes)
+        inputs, more = self.format.select(data, chosen)
+        return Samples(inputs, names, [*notes, *more])
 
     def of_run(
         self, path: Path, client: str | None = None, part: str | None = None, data_dir: str | None = None
@@ -232,6 +159,11 @@ class Model:
         result = load(path)
         if (path / FEDERATION).is_file():
             raise FedtailorError(f"The samples of the run in {path} are at its sites: predict there, with --data.")
+        if code := named_code(result.experiment).get("partition"):
+            raise FedtailorError(
+                f"The samples of the run in {path} are partitioned by code of its own ({code}), which is not run here: "
+                "give the samples with --data."
+            )
         here = data_dir or result.experiment.data_dir
         changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}
         data = run_data(result.partition["joined"], result.experiment.model_copy(update=changes))
@@ -245,14 +177,7 @@ class Model:
         known, theirs = self.about.table, data.preprocessing
         if known is not None and (theirs is None or theirs.feature_names != known.feature_names):
             raise FedtailorError(f"The table of the run {path} has other columns than that of the model {self.path}.")
-        return Samples(self.inputs(join(pieces)), names)
-
-
-def names_of(y: Tensor, classes: tuple[str, ...]) -> list[str]:
-    """Name the classes of samples, all labels of one with commas between them; nothing for numbers."""
-    if classes and y.is_floating_point():
-        return [", ".join(name for name, has in zip(classes, row, strict=True) if has) for row in y.tolist()]
-    return [classes[number] for number in y.tolist()] if classes else []
+        return Samples(self.format.inputs(join(pieces)), names)
 
 
 def _known(part: str) -> str:

@@ -109,9 +109,10 @@ def _measured(result: RunResult) -> list[Metric]:
     """List the metrics that some client has, the one that decides first; the log loss alone where it is the loss."""
     measured = result.per_client.values()
     some = [m for m in METRICS.values() if any(m.of(metrics) is not None for metrics in measured)]
+    some += [Metric(name, more=True) for name in dict.fromkeys(name for metrics in measured for name in metrics.more)]
     if all(METRICS["log_loss"].of(metrics) == LOSS.of(metrics) for metrics in measured):
         some.remove(LOSS)
-    return list(dict.fromkeys([result.metric, *some]))
+    return [result.metric, *(metric for metric in dict.fromkeys(some) if metric.name != result.metric.name)]
 
 
 def clients_csv(table: ClientTable) -> str:

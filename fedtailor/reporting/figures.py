@@ -10,7 +10,7 @@ import numpy as np
 from fedtailor.data.partitions import NATURAL, PARTITIONS, WITHIN, partitions_catalogue
 from fedtailor.engines.result import RunResult
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
-from fedtailor.server.records import counted_classes, joined_in_words
+from fedtailor.server.records import RoundRecord, counted_classes, joined_in_words
 from fedtailor.studies.client_results import same_clients
 from fedtailor.studies.conditions import conditions, without
 from fedtailor.studies.measures import client_values, individual_gains
@@ -23,6 +23,7 @@ NARROW, ROOMY = 12, 18  # named bars in a panel of which four, or three, stand s
 WRITTEN = 400  # cells whose values can still be read
 
 Styles = dict[str, Style]
+Value = Callable[[RoundRecord], float | None]
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -80,17 +81,20 @@ def _took(result: RunResult) -> Array:
     return np.cumsum([float(record.seconds) for record in result.rounds])
 
 
-def _measures(metric: Metric) -> list[tuple[str, str, str, float]]:
-    """The fields of a record that are drawn, with their names and units: the metric that decides, and the losses."""
-    first = (metric.field, f"test {metric.title}", "%" if metric.percent else "", 100 if metric.percent else 1)
-    losses = [("loss", "test loss", "", 1.0), ("train_loss", "training loss", "", 1.0)]
-    return [first, *(each for each in losses if each[0] != metric.field)]
+def _measures(metric: Metric) -> list[tuple[Value, str, str, float]]:
+    """What is drawn of a record, with its name and unit: the metric that decides, and the losses."""
+    first = (metric.of, f"test {metric.title}", "%" if metric.percent else "", 100 if metric.percent else 1)
+    losses: list[tuple[Value, str, str, float]] = [
+        (LOSS.of, "test loss", "", 1.0),
+        (lambda record: record.train_loss, "training loss", "", 1.0),
+    ]
+    return [first, *losses[metric.name == LOSS.name :]]
 
 
 def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Callable[[RunResult], Array]) -> Figure:
     panels = []
-    for field, name, unit, factor in _measures(summary.metric):
-        marks = [_curve(line, styles[line.title], along, field, factor) for line in summary.lines]
+    for of, name, unit, factor in _measures(summary.metric):
+        marks = [_curve(line, styles[line.title], along, of, factor) for line in summary.lines]
         shown = [mark for mark in marks if len(mark.y)]
         if shown:
             label = f"{name}, {unit}" if unit else name
@@ -113,12 +117,12 @@ def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Call
     return Figure(f"curves-{axis}", "Learning curves", caption, panels, max(2, len(panels)), tab=f"over {axis}")
 
 
-def _curve(line: Line, style: Style, along: Callable[[RunResult], Array], field: str, factor: float) -> Curve:
+def _curve(line: Line, style: Style, along: Callable[[RunResult], Array], of: Value, factor: float) -> Curve:
     """The mean over the seeds that have come so far, and the spread around it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for result in line.results:
         for record, x in zip(result.rounds, along(result), strict=True):
-            if (value := getattr(record, field)) is not None:
+            if (value := of(record)) is not None:
                 found.setdefault(record.round, []).append((float(x), factor * value))
     rounds = sorted(found)
     rounds = [rounds[place] for place in evenly(len(rounds), POINTS)]

@@ -8,27 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedtailor._common.errors import FedtailorError, unknown, warn
-from fedtailor._common.extras import install_command
+from fedtailor._common.extras import import_pandas
 from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.engines.own_code import importable_name, named_settings, names_and_objects
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import importable_name, names_and_objects, run_prepared
+from fedtailor.engines.runs import load, run_prepared
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.method import Method
+from fedtailor.methods import method_title
 from fedtailor.models import ModelLike
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.client_results import ClientTable, client_table
 from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
+from fedtailor.studies.measures import client_values
+from fedtailor.studies.runner import OnRoundOf, told
 from fedtailor.studies.summary import Line, Summary, summarize
 from fedtailor.studies.trials import Budget, Trial, Tuned
 from fedtailor.studies.tuner import Tuner
 from fedtailor.training.isolation import isolated
+from fedtailor.training.metrics import METRICS, Metric
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
 
 if TYPE_CHECKING:
     import pandas
+    import plotly.graph_objects
 
 OnRun = Callable[[str, RunResult | None], None]
 
@@ -79,10 +85,7 @@ class Table:
 
     def to_pandas(self, what: Literal["lines", "clients"] = "lines") -> "pandas.DataFrame":
         """The numbers as a table of pandas: a row a line, or a row a client with a column for each line."""
-        try:
-            import pandas
-        except ImportError:
-            raise FedtailorError(f"pandas is not installed: {install_command('pandas')}.") from None
+        pandas = import_pandas()
         if what == "lines":
             return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
         if what != "clients":
@@ -116,6 +119,7 @@ def compare(
     metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_run: OnRun | None = None,
+    on_round: OnRoundOf | None = None,
     **settings: Unpack[Settings],
 ) -> Table:
     """Run methods on the same clients with several seeds, and return the table that papers print.
@@ -126,8 +130,9 @@ def compare(
     learning rate of its own; or where a tuning's are that has both: `"tuned:digits"` (`fedtailor settings` lists the
     names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
     on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
-    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss and metric
-    are then names. `on_run` is called with the title and result of each run.
+    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss, metrics
+    and partition are then names. `on_run` is called with the title and result of each run, and
+    `on_round` with its title and the record of each round: it may stop that run as in `run`.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
@@ -135,7 +140,8 @@ def compare(
     tell = on_run or (lambda title, result: None)
     if out is not None and objects.given:
         raise FedtailorError(
-            "A comparison that is recorded needs names for data, model, loss and metric: leave out= away."
+            "A comparison that is recorded needs names for data, model, loss and metrics, and a partition: leave out= "
+            "away."
         )
     if tune is not None:
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
@@ -145,7 +151,7 @@ def compare(
             with isolated():
                 prepared = prepare(experiment, objects)
             prepared.terms.metric.check_target(target)
-            results.append(run_prepared(experiment, prepared))
+            results.append(run_prepared(experiment, prepared, on_round=told(on_round, title)))
             tell(title, results[-1])
         return Table(summarize(results, target, comparison.tuned))
     from fedtailor.reporting.tables import write_tables
@@ -154,7 +160,7 @@ def compare(
     todo = work.todo()
     work.begin(todo)
     for title in todo:
-        tell(title, work.run(title, lambda record: None, lambda loop: None))
+        tell(title, work.run(title, told(on_round, title), lambda loop: None))
     summary = work.finish()
     write_tables(summary, work.out, work.extra)
     return Table(summary, work.failed)
@@ -180,7 +186,7 @@ def _question(
     if not isinstance(method_settings, str | Path):
         of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
     asked = {"methods": [*map(importable_name, methods)], "seeds": list(seeds), "parameters": parameters, **names}
-    return {**asked, "settings": of_methods, **settings}, objects
+    return {**asked, "settings": of_methods, **named_settings(settings, objects)}, objects
 
 
 def _tuned(comparison: Comparison, trials: int, out: Path | None, objects: Objects) -> Comparison:
@@ -240,6 +246,7 @@ def tune(
     metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
     on_trial: Callable[[str, Trial], None] | None = None,
+    on_round: OnRoundOf | None = None,
     **settings: Unpack[Settings],
 ) -> Tuning:
     """Choose the settings of methods on validation data, each with the same budget of trials (20) or seconds.
@@ -247,18 +254,23 @@ def tune(
     A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
     or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
     are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
-    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss
-    and metric are then names. `on_trial` is called with the method and each trial.
+    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss,
+    metrics and partition are then names. `on_trial` is called with the method and each trial.
+
+    `on_round` is called with a title and the record of each round of the runs with the chosen settings, and may stop a
+    run as in `run`. Trials are ended by a rule of their own, which is the same for all.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     if out is not None and objects.given:
-        raise FedtailorError("A tuning that is recorded needs names for data, model, loss and metric: leave out= away.")
+        raise FedtailorError(
+            "A tuning that is recorded needs names for data, model, loss and metrics, and a partition: leave out= away."
+        )
     work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
     work.begin()
     for method in work.comparison.methods:
         work.tune(method, on_trial and partial(on_trial, method))
     comparison = work.write()
-    return Tuning(tuple(work.finish(method) for method in work.comparison.methods), comparison, work.budget)
+    return Tuning(tuple(work.finish(method, on_round) for method in work.comparison.methods), comparison, work.budget)
 
 
 def advise(
@@ -277,7 +289,7 @@ def advise(
     these cannot tell, the advice is not `decided`.
     """
     names, objects = names_and_objects(data, model, loss, metric)
-    experiment = make_experiment({**names, "validation": 0.2, **settings})
+    experiment = make_experiment({**names, "validation": 0.2, **named_settings(settings, objects)})
 
     def describe(data: FederatedData) -> None:
         for note in data.notes:
@@ -318,6 +330,41 @@ def report(
     if tables is not None:
         write_readable(prepared.summary, Path(tables), columns)
     return path
+
+
+def histogram(
+    runs: "Table | str | Path | RunResult | Sequence[str | Path | RunResult]", metric: str | None = None
+) -> "plotly.graph_objects.Figure":
+    """Draw how many clients have which test value in the round that counts, as a figure of plotly (`.show()`,
+    `.write_html(path)`): of one run, of several, or of each line of a comparison, over its seeds. `metric` is the one
+    that decides unless another one is named. Hostile clients do not count.
+    """
+    from fedtailor.reporting.interactive import histogram as draw
+
+    if isinstance(runs, Table):
+        found = {line.label: line.results for line in runs.lines}
+    else:
+        given = [runs] if isinstance(runs, str | Path | RunResult) else list(runs)
+        results = [run if isinstance(run, RunResult) else load(run) for run in given]
+        titles = [method_title(result.experiment.method) for result in results]
+        named = [t if titles.count(t) == 1 else f"{t}, {place}" for place, t in enumerate(titles, 1)]
+        found = {title: (result,) for title, result in zip(named, results, strict=True)}
+    if not found:
+        raise FedtailorError("There is no run to draw: give one, or several.")
+    measure = _metric_of(next(iter(found.values()))[0], metric)
+    values = {title: [v for r in of for v in client_values(r, measure).values()] for title, of in found.items()}
+    if not any(values.values()):
+        raise FedtailorError(f"No client has a test value of the metric {measure.title} in the round that counts.")
+    return draw(values, measure)
+
+
+def _metric_of(result: RunResult, name: str | None) -> Metric:
+    own = result.experiment.evaluation.metrics or {}
+    if name in (None, result.metric.name):
+        return result.metric
+    if name not in METRICS and name not in own:
+        raise unknown("metric", str(name), (*METRICS, *own))
+    return METRICS[str(name)] if name in METRICS else Metric(str(name), more=True)
 
 
 def reproduce(

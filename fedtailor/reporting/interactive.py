@@ -1,6 +1,6 @@
 """Panels as plotly.js draws them: plain JSON values. Colours that depend on light and dark are the page's business."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -21,7 +21,9 @@ from fedtailor.reporting.marks import (
     Points,
     band_fill,
     short_names,
+    styles,
 )
+from fedtailor.training.metrics import Metric
 
 Spec = dict[str, Any]
 
@@ -52,6 +54,30 @@ def chart(figure: Figure, panel: Panel) -> Spec:
             spec["frames"] = [_numbers(frame) for frame in mark.frames.values()]
     spec["data"].sort(key=lambda trace: trace.get("fill") != "toself")  # no band lies on a line
     return spec
+
+
+def histogram(runs: Mapping[str, Sequence[float]], metric: Metric) -> Any:
+    """Draw how many clients of each run, by its name, have which value, as a figure of plotly."""
+    from plotly.graph_objects import Figure as Drawing
+
+    factor = 100 if metric.percent else 1
+    values = {name: factor * np.array(of_run) for name, of_run in runs.items()}
+    edges = np.histogram_bin_edges(np.concatenate(list(values.values())), "auto")
+    bars = [
+        {
+            "type": "bar",
+            "name": _text(name),
+            "x": (edges[:-1] + edges[1:]) / 2,
+            "y": np.histogram(of_run, edges)[0],
+            "customdata": np.stack([edges[:-1], edges[1:]], axis=1),
+            "hovertemplate": "%{y} clients: %{customdata[0]:.4g} to %{customdata[1]:.4g}",
+            "marker": {"color": style.colour},
+        }
+        for (name, of_run), style in zip(values.items(), styles([(name, "") for name in values]).values(), strict=True)
+    ]
+    label = f"test {metric.title}{', %' if metric.percent else ''}"
+    layout = {"xaxis": {"title": {"text": _text(label)}}, "yaxis": {"title": {"text": "clients"}}, "bargap": 0.05}
+    return Drawing(data=bars, layout=layout)
 
 
 def shape(figure: Figure, panel: Panel) -> str:

@@ -35,10 +35,13 @@ def columns(summary: Summary, chosen: Sequence[str] | None = None) -> list[Colum
     usual = {column.name: column for column in _usual(summary)}
     if chosen is None:
         return list(usual.values())
-    check_columns(chosen)
+    results = [result for line in summary.lines for result in line.results]
+    own = dict.fromkeys(name for result in results for name in result.experiment.evaluation.metrics or ())
+    check_columns(chosen, list(own))
+    metrics = {**METRICS, **{name: Metric(name, more=True) for name in own}}
     deciding = (summary.metric.name, usual[METRIC].header)  # the loss, where no line has the metric
     names = dict.fromkeys(METRIC if name in deciding else name for name in chosen)
-    others = {name: _other(METRICS[name]) for name in names if name in METRICS and _has(METRICS[name], summary)}
+    others = {name: _other(metrics[name]) for name in names if name in metrics and _has(metrics[name], summary)}
     found = {**others, **usual}
     made = [found[name] for name in names if name in found]
     if not made:

@@ -12,11 +12,11 @@ from fedtailor.experiment import Evaluation
 from fedtailor.messages import NEVER, Evaluate, EvaluateShared, Measured, Message, Metrics, Reply, Request
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server
-from fedtailor.server.records import Averages, ClientsRecord, RoundRecord
+from fedtailor.server.records import MORE, Averages, ClientsRecord, RoundRecord
 from fedtailor.training.metrics import ACCURACY, LOSS, METRICS, Metric
 
 MEASURED = (*METRICS, "own")
-AVERAGED = tuple(each.name for each in fields(Averages) if each.name != "evaluated")
+AVERAGED = tuple(each.name for each in fields(Averages) if each.name not in ("evaluated", *MORE))
 SHARES = ("accuracy", "balanced_accuracy", "auc", "f1", "exact_match")  # which are from 0 to 1
 MOST_SAMPLES = 2**40  # that a client may say it has: the sum over clients is still exact
 LAST = {"last-5": 5, "last-10": 10}  # evaluated rounds of which a result is the mean
@@ -117,8 +117,15 @@ class Evaluator:
                 continue
             if type(count := metrics.n_samples) is not int or not 0 <= count <= MOST_SAMPLES:
                 error = error or f"its number of {split} samples is {shown(count)}"
-            for name in MEASURED:
-                value = getattr(metrics, name)
+            more = metrics.more
+            if (
+                not isinstance(more, dict)
+                or not more.keys() <= {*(self.protocol.metrics or ())}
+                or None in more.values()
+            ):
+                error = error or f"its own metrics on {split} samples were not asked for, or are none"
+                continue
+            for name, value in [*((name, getattr(metrics, name)) for name in MEASURED), *more.items()]:
                 possible = value is None or isinstance(value, float)  # NaN and infinity: its training diverged
                 if not possible or (value is not None and name in SHARES and isfinite(value) and not 0 <= value <= 1):
                     error = error or f"its {name.replace('_', ' ')} on {split} samples is {shown(value)}"
@@ -163,9 +170,13 @@ def clients_record(
     for client, of_client in measured.items():
         for split, metrics in of_client.items():
             values = {name: value for name in MEASURED if (value := getattr(metrics, name)) is not None}
+            values |= metrics.more
             if lost := [name for name, value in values.items() if not isfinite(value)]:
                 record.not_finite.setdefault(client, {})[split] = lost
-                known = Metrics(**{**values, **dict.fromkeys(lost), "n_samples": metrics.n_samples})
+                more = {name: value for name, value in metrics.more.items() if name not in lost}
+                known = replace(metrics, more=more)
+                for name in set(lost) - metrics.more.keys():
+                    setattr(known, name, None)
                 record.results[client] = {**record.results[client], split: known}
     return record
 
@@ -176,9 +187,10 @@ def _as_measured(record: ClientsRecord, client: int) -> Measured:
     measured = {}
     for split, metrics in record.results[client].items():
         lost = {"loss"} if metrics.loss is None and (metrics.accuracy is not None or metrics.n_samples > 0) else set()
-        lost |= {*record.not_finite.get(client, {}).get(split, [])} & {each.name for each in fields(metrics)}
-        measured[split] = replace(metrics)
-        for name in lost:
+        lost |= {*record.not_finite.get(client, {}).get(split, [])}
+        more = {name: float("nan") for name in lost if name not in MEASURED}
+        measured[split] = replace(metrics, more={**metrics.more, **more})
+        for name in lost - more.keys():
             setattr(measured[split], name, float("nan"))
     return measured
 
@@ -188,15 +200,17 @@ def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCUR
     The spread over clients and the worst of them are by the metric that decides."""
     values: dict[str, list[float]] = {}
     means: dict[str, float] = {}
+    more: dict[str, dict[str, float]] = {"": {}, "validation_": {}}
     for split, of_split in (("", "test"), ("validation_", "validation"), ("train_", "train")):
         metrics = [measured[client][of_split] for client in sorted(measured) if of_split in measured[client]]
-        for name in MEASURED:
-            pairs = [(value, of.n_samples) for of in metrics if (value := getattr(of, name)) is not None]
+        own = [name for name in dict.fromkeys(name for of in metrics for name in of.more) if split != "train_"]
+        for name in (*MEASURED, *own):
+            pairs = [(value, of.n_samples) for of in metrics if (value := _value(of, name)) is not None]
             values[split + name], weights = [value for value, _ in pairs], [count for _, count in pairs]
             by_samples = (average == "sample" or split == "train_") and any(weights)
             if pairs and isfinite(mean := np.average(values[split + name], weights=weights if by_samples else None)):
-                means[split + name] = float(mean)
-    std, worst_decile = _spread(values[metric.field], metric.higher_is_better)
+                (more[split] if name in own else means)[split * (name not in own) + name] = float(mean)
+    std, worst_decile = _spread(values.get(metric.field, []), metric.higher_is_better)
     accuracy_std, accuracy_worst_decile = _spread(values["accuracy"], higher_is_better=True)
     return Averages(
         **{name: mean for name, mean in means.items() if name in AVERAGED},
@@ -204,8 +218,15 @@ def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCUR
         worst_decile=worst_decile,
         accuracy_std=accuracy_std,
         accuracy_worst_decile=accuracy_worst_decile,
+        more=more[""],
+        validation_more=more["validation_"],
         evaluated=len(values["loss"]),
     )
+
+
+def _value(metrics: Metrics, name: str) -> float | None:
+    value: float | None = getattr(metrics, name) if name in MEASURED else metrics.more.get(name)
+    return value
 
 
 def _spread(values: list[float], higher_is_better: bool) -> tuple[float | None, float | None]:
@@ -243,7 +264,7 @@ class EarlyStop(NamedTuple):
     best: int
 
     def in_words(self, metric: Metric) -> str:
-        return f"stopped after round {self.round}: no better validation {metric.title} since round {self.best}"
+        return f"no better validation {metric.title} since round {self.best}"
 
 
 def early_stop(rounds: list[RoundRecord], patience: int | None, metric: Metric) -> EarlyStop | None:
@@ -268,4 +289,8 @@ def _mean_round(rounds: list[RoundRecord]) -> RoundRecord:
     for name in AVERAGED:
         found = [value for record in rounds if (value := getattr(record, name)) is not None]
         means[name] = float(np.mean(found)) if found else None
+    for name in MORE:
+        own = [getattr(record, name) for record in rounds]
+        names = dict.fromkeys(each for of_round in own for each in of_round)
+        means[name] = {each: float(np.mean([of[each] for of in own if each in of])) for each in names}
     return replace(rounds[-1], **means)

@@ -109,7 +109,7 @@ class Loop:
         round or, if that was only half done, the checkpoint before."""
         saved = self.finished
         try:
-            while self.finished < self.experiment.rounds and not self._stopped_early():
+            while self.finished < self.experiment.rounds and not (self.rounds and self.rounds[-1].stop):
                 yield self.round(self.finished + 1, transport)
                 if self.finished % self.experiment.checkpoint_every == 0:
                     self._save(transport)
@@ -119,11 +119,15 @@ class Loop:
                 self._save(transport)
         self.failures.count(self.rounds)
 
-    def _stopped_early(self) -> bool:
-        patience = self.experiment.evaluation.patience
-        if self.rounds and self.rounds[-1].stop:
-            return True
-        return patience is not None and early_stop(self.rounds, patience, self.metric) is not None
+    def stop(self, why: str) -> None:
+        """Let no round follow the last one, and write the reason into its record; a first reason stays. The checkpoint
+        of this round is yet to come: a run that is killed meanwhile repeats the round."""
+        record = self.rounds[-1]
+        if not record.stop:
+            record.stop, self._round_complete = why, False
+            if self.directory is not None:
+                self.directory.amend(record.plain())
+            self._round_complete = True
 
     def _save(self, transport: Transport) -> None:
         with self._phase("checkpoints"):
@@ -182,6 +186,8 @@ class Loop:
         if self.budget is not None:
             self._account(record, self.budget)
         self.rounds.append(record)
+        if found_stop := early_stop(self.rounds, self.experiment.evaluation.patience, self.metric):
+            record.stop = record.stop or found_stop.in_words(self.metric)
         clients = clients_record(number, found.measured, down, up)
         if self.directory is None:
             self.clients.append(clients)
@@ -201,9 +207,8 @@ class Loop:
         """Write down what the rounds have cost of the privacy, and whether one more is affordable."""
         rounds = [*self.rounds, record]
         record.epsilon, record.epsilon_rdp = map(finite, budget.after(rounds))
-        if record.round < self.experiment.rounds:
-            training, seed = len(self.server.n_samples), self.experiment.seed
-            record.stop = budget.exhausted(rounds, self._participation.draw(training, seed, record.round + 1))
+        training, seed = len(self.server.n_samples), self.experiment.seed
+        record.stop = budget.exhausted(rounds, self._participation.draw(training, seed, record.round + 1))
 
     def _train(
         self, number: int, transport: Transport

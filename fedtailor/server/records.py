@@ -18,6 +18,7 @@ from fedtailor.messages import Measured, Metrics
 from fedtailor.training.metrics import Metric
 
 Plain = dict[str, Any]  # as JSON has it
+MORE = ("more", "validation_more")
 AnyRecord = TypeVar("AnyRecord", bound="Record")
 
 
@@ -81,13 +82,21 @@ class Averages(Record):
     validation_mae: float | None = None
     validation_r2: float | None = None
     validation_own: float | None = None
+    more: dict[str, float] = field(default_factory=dict)  # the user's own metrics beside the one that decides, by name
+    validation_more: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     train_accuracy: float | None = None
     evaluated: Count = 0
 
     def plain(self) -> Plain:
-        """All fields as JSON has them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        """All fields as JSON has them; none for metrics of the user's own where there are none."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in plain.items() if name not in MORE or value}
+
+    def flat(self) -> Plain:
+        """All fields, with the user's metrics under their own names."""
+        plain = {name: value for name, value in self.plain().items() if name not in MORE}
+        return {**plain, **self.more, **{f"validation_{name}": value for name, value in self.validation_more.items()}}
 
 
 @dataclass(kw_only=True)
@@ -161,6 +170,15 @@ class ClientsRecord(Record):
         return record
 
 
+def stop_in_words(rounds: Sequence[RoundRecord], asked: int) -> str | None:
+    """Say after which of the rounds that were asked for a run ended, and why; None if it did all of them, or is not at
+    its end."""
+    last = rounds[-1] if rounds else None
+    if last is None or not last.stop or last.round >= asked:
+        return None
+    return f"stopped after round {last.round}: {last.stop}"
+
+
 Failures = dict[int, tuple[int, int]]  # of each client that failed: in how many rounds, of how many with it
 
 
@@ -205,6 +223,7 @@ class Partition(Record):
     clients: list[str]
     new: list[Count]  # clients that are held out from training
     partition: str | None = field(default=None, compare=False)  # as used; an older version did not write it down
+    assignment: str | None = None  # checksum of a partition of the user's own: who has which sample
     train: list[list[Count]]  # a row a client, of a column for each class, or one
     validation: list[list[Count]]
     test: list[list[Count]]
@@ -262,12 +281,14 @@ class Outcome(Record):
     backdoor: float | None = None  # the success of such an attack
 
 
-METRICS = tuple(each.name for each in fields(Metrics))
+METRICS = tuple(each.name for each in fields(Metrics) if each.name != "more")
 
 
 def plain_metrics(metrics: Metrics) -> Plain:
     """All metrics as JSON has them, without those that are not defined."""
-    return {name: value for name in METRICS if (value := finite(getattr(metrics, name))) is not None}
+    plain = {name: value for name in METRICS if (value := finite(getattr(metrics, name))) is not None}
+    more = {name: value for name, value in metrics.more.items() if finite(value) is not None}
+    return {**plain, "more": more} if more else plain
 
 
 def finite(value: float | None) -> float | None:

@@ -97,6 +97,7 @@ class RunDirectory:
     behind: bool = False  # experiment.toml has fewer rounds than about.json
     _lock: int | None = None
     _tails: dict[str, Tail] = field(default_factory=lambda: dict.fromkeys(GROWING, Tail()))  # as this wrote them
+    _before: Tail = Tail()  # the last round's record
 
     @classmethod
     def create(
@@ -214,6 +215,11 @@ class RunDirectory:
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
         found = Partition.from_plain({**describe(data, hostile), "network": network})
+        if recorded.assignment != found.assignment:
+            raise FedtailorError(
+                f"The partition {recorded.partition} is not that of the run in {self.path}: it gives samples to other "
+                "clients than it did, so bring it back as it was."
+            )
         if recorded.hostile != found.hostile:
             raise FedtailorError(f"The hostile clients are not those of the run in {self.path}: it cannot go on.")
         if recorded.preprocessing != found.preprocessing:
@@ -289,11 +295,21 @@ class RunDirectory:
 
     def append(self, round: Plain, clients: Plain) -> None:
         """Write a round down."""
+        self._before = self._tails["rounds.jsonl"]
         for name, record in (("clients.jsonl", clients), ("rounds.jsonl", round)):
-            before = self._tails[name]
-            line = seal(record, before.checksum)
-            append(self.path / name, line, before.end)
-            self._tails[name] = Tail(before.end + len(line), unseal(line, before.checksum))
+            self._append(name, record)
+
+    def amend(self, round: Plain) -> None:
+        """Write the record of the round that was written last again."""
+        truncate(self.path / "rounds.jsonl", self._before.end)
+        self._tails["rounds.jsonl"] = self._before
+        self._append("rounds.jsonl", round)
+
+    def _append(self, name: str, record: Plain) -> None:
+        before = self._tails[name]
+        line = seal(record, before.checksum)
+        append(self.path / name, line, before.end)
+        self._tails[name] = Tail(before.end + len(line), unseal(line, before.checksum))
 
     def finish(self, result: Plain) -> None:
         write_atomically(self.path / "result.json", seal(plain(result), pretty=True))
@@ -370,6 +386,7 @@ def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:
         "clients": list(data.names),
         "new": sorted(data.new),
         "partition": data.partition,
+        "assignment": data.assignment,
         **splits,
         "n_train": data.n_samples.tolist(),
         "fingerprint": data.fingerprint(),

@@ -30,7 +30,7 @@ def scalars(run: Loop) -> Iterator[Callable[[RoundRecord], None]]:
     with closing(SummaryWriter(run.directory.path / "tensorboard", purge_step=run.finished + 1)) as writer:
 
         def write(record: RoundRecord) -> None:
-            for name, value in record.plain().items():
+            for name, value in record.flat().items():
                 if isinstance(value, int | float) and name != "round":
                     writer.add_scalar(name, value, record.round)
             writer.add_scalar("participants", len(record.participants), record.round)

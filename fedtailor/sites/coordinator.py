@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,14 +18,16 @@ from fedtailor._common.files import make_directory, write_atomically
 from fedtailor.client.sites import declarations
 from fedtailor.data.agreement import Agreement, Hello, agree_on, read_agreement, write_agreement
 from fedtailor.engines.channel import Channel
+from fedtailor.engines.own_code import written_parameters
 from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.engines.remote import Remote
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart, finish_run, written_parameters
+from fedtailor.engines.runs import OnRound, OnStart, finish_run
 from fedtailor.engines.simulation import Simulation, create, reopen
 from fedtailor.experiment import Experiment
 from fedtailor.messages import NEVER, Message
 from fedtailor.messages.letters import Letter, answer_of
+from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.sites.plan import Plan
 from fedtailor.training.isolation import isolated
@@ -78,12 +79,11 @@ class Coordinator:
             else:
                 run.start()
 
-            def each_round(record: Any) -> None:
+            def each_round(record: RoundRecord) -> str | bool | None:
                 for number in record.failed:
                     self.status.failed(self.plan.sites[number], record.round)
                 self.status.phase("round", record.round)
-                if on_round:
-                    on_round(record)
+                return on_round(record) if on_round else None
 
             self.status.phase("round", run.finished)
             result = finish_run(run, each_round, on_start)

@@ -23,8 +23,8 @@ from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms
 from fedtailor.data import Dataset
 from fedtailor.data.agreement import RUN, Common, Hello
+from fedtailor.engines.own_code import named_code
 from fedtailor.engines.preparation import Objects, Prepared, prepare
-from fedtailor.engines.runs import named_code
 from fedtailor.experiment import Experiment, deciding_settings, first_difference, make_experiment
 from fedtailor.messages import NotFinite, check_finite
 from fedtailor.messages.letters import FaultError, Letter, read_letter

@@ -137,7 +137,11 @@ def _play(loop: Loop, transport: Remote, sites: int) -> int:
 
 def _exchange(letter: Letter, answer: Letter, seen: Mapping[str, str]) -> Exchange:
     measured = answer.header.get("measured") or []
-    metrics = {part: tuple(told) for each in measured for part, told in each.items()}
+    metrics = {
+        part: (*(name for name in told if name != "more"), *told.get("more", ()))
+        for each in measured
+        for part, told in each.items()
+    }
     header = tuple(name for name in answer.header if name not in ("checksum", "measured"))
     rounds = (letter.number("round"),)
     return Exchange(

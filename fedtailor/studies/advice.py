@@ -121,7 +121,7 @@ def advise(
     report = report or (lambda title, done, total: None)
     objects = objects or Objects()
     with isolated():
-        data = partition_data(experiment, objects.data)
+        data = partition_data(experiment, objects.data, partition=objects.partition)
         if on_data:
             on_data(data)
         skew = measure_skew(data, experiment.seed)

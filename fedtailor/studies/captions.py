@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 from fedtailor._common.errors import listed
 from fedtailor.experiment.tuned import tuned_in_words
+from fedtailor.server.evaluation import early_stop
 from fedtailor.server.records import failures_in_words, joined_in_words
 from fedtailor.studies.measures import LEVEL, majority_baseline, paired
 from fedtailor.training.metrics import ACCURACY
 
 if TYPE_CHECKING:
+    from fedtailor.engines.result import RunResult
     from fedtailor.studies.summary import Line, Summary
+
+REASONS = 5  # for which runs stopped, that are told
 
 
 def sentences(summary: "Summary", shown: Collection[str] | None = None) -> Iterable[str]:
@@ -142,14 +146,20 @@ def target_text(summary: "Summary") -> str:
 
 
 def _about_early_stops(summary: "Summary") -> Iterable[str]:
-    patience = summary.lines[0].results[0].experiment.evaluation.patience
-    rounds = [len(result.rounds) for line in summary.lines for result in line.results if result.stopped]
-    if rounds:
-        runs = sum(len(line.results) for line in summary.lines)
-        yield (
-            f"{len(rounds)} of {runs} runs stopped early, after {min(rounds)} to {max(rounds)} rounds: no better "
-            f"validation {summary.metric.title} in {patience} evaluated rounds."
-        )
+    stopped = [result for line in summary.lines for result in line.results if result.stopped]
+    if stopped:
+        rounds = [len(result.rounds) for result in stopped]
+        runs, reasons = sum(len(line.results) for line in summary.lines), list(dict.fromkeys(map(_reason, stopped)))
+        said = f"{'; '.join(reasons[:REASONS])}{' …' if len(reasons) > REASONS else ''}"
+        yield f"{len(rounds)} of {runs} runs stopped early, after {min(rounds)} to {max(rounds)} rounds: {said}."
+
+
+def _reason(result: "RunResult") -> str:
+    """Say why a run stopped: by its patience, in the same words for all runs."""
+    patience, metric = result.experiment.evaluation.patience, result.metric
+    if early_stop(result.rounds, patience, metric):
+        return f"no better validation {metric.title} in {patience} evaluated rounds"
+    return result.rounds[-1].stop
 
 
 def _about_the_test(summary: "Summary") -> Iterable[str]:

@@ -276,7 +276,7 @@ class Comparing:
         write_atomically(self.out / FILE, write_toml(self.comparison.written()))
         write_atomically(self.out / RUNS, seal({"runs": runs}, pretty=True))
 
-    def run(self, title: str, on_round: OnRound, on_start: OnStart) -> RunResult | None:
+    def run(self, title: str, on_round: OnRound | None, on_start: OnStart) -> RunResult | None:
         """Do one run, or what is left of it. Return None for a run that fails after it began: the others go on."""
         begun = False
 

@@ -5,19 +5,22 @@ Each run has a directory of its own: a finished one is not run again, and one th
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.engines.own_code import named_code
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import OnRound, OnStart, load, named_code, resume, run_prepared
+from fedtailor.engines.runs import OnRound, OnStart, load, resume, run_prepared
 from fedtailor.experiment import Experiment, experiment_hash
 from fedtailor.methods import find_method
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
 
+OnRoundOf = Callable[[str, RoundRecord], str | bool | None]  # as `OnRound`, of the run with this title
 Enough = Callable[[RoundRecord], bool]  # says of a round that no more of them are needed
 
 
@@ -30,6 +33,11 @@ def run_name(experiment: Experiment) -> str:
     parameters = find_method(experiment.method, experiment.parameters).model_dump()
     checksum = experiment_hash(experiment, parameters)
     return f"{experiment.method.replace(':', '.')}-seed{experiment.seed}-{checksum[:8]}"
+
+
+def told(on_round: OnRoundOf | None, title: str) -> OnRound | None:
+    """Tell a function of many runs which run a round is of."""
+    return on_round and partial(on_round, title)
 
 
 def done(path: Path, enough: Enough | None = None) -> RunResult | None:
@@ -65,11 +73,11 @@ def perform(
     if (before := done(path, enough)) is not None:
         return before
 
-    def each(record: RoundRecord) -> None:
-        if on_round:
-            on_round(record)
+    def each(record: RoundRecord) -> str | bool | None:
+        said = on_round(record) if on_round else None
         if enough and enough(record):
             raise _Stop
+        return said
 
     with suppress(_Stop):
         if (path / "experiment.toml").is_file():

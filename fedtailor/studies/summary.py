@@ -391,7 +391,7 @@ def check_comparable(results: Sequence[RunResult]) -> None:
 def _samples(result: RunResult) -> Plain:
     """Return the partition, without the names of the data and of the partition, the checksum of the network and who is
     hostile."""
-    left_out = ("data", "partition", "network", "hostile")
+    left_out = ("data", "partition", "assignment", "network", "hostile")
     return {name: value for name, value in result.partition.items() if name not in left_out}
 
 
@@ -404,7 +404,7 @@ def _settings_of_data(result: RunResult) -> Plain:
 def _protocol(result: RunResult) -> Plain:
     """Return the evaluation settings that must agree. Fine-tuning may differ: it makes another method of it, and the
     line's title says so."""
-    protocol = result.experiment.evaluation.model_dump(exclude={"fine_tune", "train"})
+    protocol = result.experiment.evaluation.model_dump(exclude={"fine_tune", "train", "metrics"})
     return {f"evaluation.{name}": value for name, value in {**protocol, "metric": result.metric.name}.items()}
 
 

@@ -21,7 +21,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor._common.toml import parse_toml, write_toml
 from fedtailor.engines.preparation import Objects, Prepared
-from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns, run_prepared
+from fedtailor.engines.runs import OnStart, PreparedRuns, run_prepared
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import EXECUTION_ONLY, Experiment, first_difference, read_experiment
 from fedtailor.experiment.tuned import FILE as CHOSEN
@@ -31,7 +31,7 @@ from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
 from fedtailor.studies.measures import validation_score
 from fedtailor.studies.ranges import check_only, search_ranges
-from fedtailor.studies.runner import perform, run_name
+from fedtailor.studies.runner import OnRoundOf, perform, run_name, told
 from fedtailor.studies.trials import Budget, Trial, Trials, Tuned, check_installed, propose
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY
@@ -229,16 +229,17 @@ class Tuner:
         tuned_how = f"{self.budget}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         return replace(comparison, parameters=parameters, own=own, tuned=tuned_how)
 
-    def finish(self, method: str, on_round: OnRound | None = None, on_start: OnStart | None = None) -> Tuned:
+    def finish(self, method: str, on_round: OnRoundOf | None = None, on_start: OnStart | None = None) -> Tuned:
         """Run a method with its chosen settings, all rounds of all seeds: only now its test metrics are looked at."""
         tuned, results = self.tuned(method), []
         for seed in self.comparison.seeds if tuned.chosen else ():
             experiment, prepare = self._experiment(method, seed, tuned.settings), self._prepared[seed].prepare
+            tell = told(on_round, f"{method}, seed {seed}")
             if self.out is None:
-                results.append(run_prepared(experiment, prepare(experiment), None, on_round, on_start))
+                results.append(run_prepared(experiment, prepare(experiment), None, tell, on_start))
             else:
                 path = self.out / "runs" / run_name(experiment)
-                results.append(perform(experiment, path, prepare, on_round, on_start))
+                results.append(perform(experiment, path, prepare, tell, on_start))
         return replace(tuned, results=tuple(results))
 
     def write(self) -> Comparison:

@@ -23,7 +23,6 @@ from fedtailor.training.descent import (
     batch_gradient,
     batches,
     descend,
-    frozen_features,
     hessian_product,
     mean_gradient,
     plain_loss,
@@ -34,7 +33,7 @@ from fedtailor.training.inputs import Inputs, take
 from fedtailor.training.layout import Layout
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.optimizer import OptimizerSettings, optimizer_step
-from fedtailor.training.predictions import outputs
+from fedtailor.training.predictions import features, outputs
 from fedtailor.training.private_gradients import Private, sampling_rate
 from fedtailor.training.streams import seed_network, torch_seed, torch_stream
 
@@ -356,9 +355,7 @@ class Client:
         """Compute the features of the training samples at `theta`, or of the inputs given, in evaluation mode; None if
         the network has no cut before its head."""
         self._refuse("the features of samples")
-        self.network.vector.copy_(theta)
-        self.network.module.eval()
-        return frozen_features(self.network, self.train_data[0] if x is None else x)
+        return features(self.network, theta, self.train_data[0] if x is None else x)
 
     def flat_features(self, theta: Tensor, x: Inputs | None = None) -> Tensor:
         """Compute the features as rows of numbers, for a method that cannot do without."""

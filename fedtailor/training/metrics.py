@@ -5,7 +5,7 @@ significance, the round that counts, targets, advice and early stopping.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, log10
@@ -19,6 +19,7 @@ NAMES = (
     "accuracy", "balanced_accuracy", "exact_match", "auc", "f1", "log_loss", "loss", "rmse", "mae", "r2",
 )  # fmt: skip
 OWN = re.compile(r"[^\s:]{1,200}:\S{1,200}")
+OWN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")  # of a metric of the user's own beside the one that decides
 TITLES = {"log_loss": "log loss", "auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 ON_ONE_SCALE = ("auc", "f1", "r2")  # where 0.01 is a point, as in %
 SMALL = 100  # below it, a plain number has four decimals
@@ -31,9 +32,11 @@ class Metric:
     name: str
     higher_is_better: bool = True
     percent: bool = False
+    more: bool = False  # one of the user's `metrics`, by its name there
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES and not OWN.fullmatch(self.name):  # in a file of a stranger's
+        own = OWN_NAME if self.more else OWN
+        if (self.more or self.name not in NAMES) and not own.fullmatch(self.name):  # in a file of a stranger's
             raise ValueError("there is no such metric")
 
     def __str__(self) -> str:
@@ -55,12 +58,13 @@ class Metric:
 
     def of(self, record: Any) -> float | None:
         """Get the value from a record of test metrics."""
-        value: float | None = getattr(record, self.field)
+        value: float | None = record.more.get(self.name) if self.more else getattr(record, self.field)
         return value
 
     def validation(self, record: Any) -> float | None:
         """Get the value on validation samples from a record of averages."""
-        value: float | None = getattr(record, f"validation_{self.field}")
+        more, field = "validation_more", f"validation_{self.field}"
+        value: float | None = getattr(record, more).get(self.name) if self.more else getattr(record, field)
         return value
 
     def gain(self, value: float, base: float) -> float:
@@ -137,6 +141,23 @@ def find_metric(name: str, targets: Targets | None) -> Metric:
     return METRICS[name]
 
 
-def own_metric(name: str, function: Callable[..., Any]) -> Metric:
-    """Describe a metric of the user's own. A lower value is better if the function says `higher_is_better = False`."""
-    return Metric(name, bool(getattr(function, "higher_is_better", True)))
+def own_metric(name: str, function: Callable[..., Any], more: bool = False) -> Metric:
+    """Describe a metric of the user's own, or one of `metrics` (`more`). A lower value is better if the function says
+    `higher_is_better = False`."""
+    return Metric(name, bool(getattr(function, "higher_is_better", True)), more=more)
+
+
+def named_metrics(value: Any) -> dict[str, str] | None:
+    """Read the user's metrics by name, from a text like missed=mine:missed or as a mapping; None if there are none."""
+    if isinstance(value, str):
+        value = dict([part.partition("=")[::2] for part in value.replace(" ", "").split(",")])
+    if not value:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise ValueError("names with functions, like missed=mine:missed")
+    for name, function in value.items():
+        if not OWN_NAME.fullmatch(name) or name in (*NAMES, AUTO, "own", "more"):
+            raise ValueError("names of your own (letters, digits and _) that no other metric has")
+        if not OWN.fullmatch(function):
+            raise ValueError("names with functions as module:function, like missed=mine:missed")
+    return dict(value)

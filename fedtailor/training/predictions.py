@@ -1,6 +1,10 @@
-"""The metrics of a model on a client's samples, from its outputs. `metrics.py` has their names and directions."""
+"""The outputs and features of a model on samples, and its metrics and predictions by them. `metrics.py` has the names
+and directions of metrics."""
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -9,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedtailor._common.text import spreadsheet_cell
 from fedtailor.messages import Metrics
-from fedtailor.training.descent import EVALUATION_BATCH
+from fedtailor.training.descent import EVALUATION_BATCH, frozen_features
 from fedtailor.training.inputs import Held, Inputs
 from fedtailor.training.metrics import Targets
 from fedtailor.training.network import Loss, Network
@@ -30,6 +35,13 @@ def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
     return torch.cat(pieces).to(theta.dtype) if len(x) else theta.new_empty(0, 1)
 
 
+def features(network: Network, theta: Tensor, x: Inputs) -> Tensor | None:
+    """Compute what enters the network's head, likewise; None if the network cannot be cut there."""
+    network.vector.copy_(theta)
+    network.module.eval()
+    return frozen_features(network, x)
+
+
 def padded(x: Held) -> Held:
     """Repeat the last of very few samples, so that outputs do not depend on how many are measured together."""
     if not len(x) or len(x) >= ROWS:
@@ -46,15 +58,24 @@ def targets_of(scores: Tensor, y: Tensor, multi_label: bool = False) -> Targets 
 
 
 @torch.no_grad()
-def measure(scores: Tensor, y: Tensor, loss: Loss, multi_label: bool = False, own: OwnMetric | None = None) -> Metrics:
-    """Compute all metrics that are defined for these targets, and the user's own; None for the others, and for all of
-    them without samples."""
+def measure(
+    scores: Tensor,
+    y: Tensor,
+    loss: Loss,
+    multi_label: bool = False,
+    own: OwnMetric | None = None,
+    more: Mapping[str, OwnMetric] | None = None,
+) -> Metrics:
+    """Compute all metrics that are defined for these targets, and the user's own: the one that decides, and `more` by
+    name; None for the others, and for all of them without samples."""
     metrics = Metrics(n_samples=len(y))
     if len(y) == 0:
         return metrics
     metrics.loss = float(loss(scores, y))
     if own is not None:
         metrics.own = _number(own(scores, y))
+    values = {name: _number(metric(scores, y)) for name, metric in (more or {}).items()}
+    metrics.more = {name: value for name, value in values.items() if value is not None}
     match targets_of(scores, y, multi_label):
         case "classes":
             _measure_classes(metrics, scores, y)
@@ -142,3 +163,63 @@ def sample_scores(name: str, scores: Tensor, y: Tensor, multi_label: bool = Fals
     if name == "mae" and kind == "numbers":
         return (scores.reshape(y.shape).double() - y).abs().reshape(len(y), -1).mean(1).cpu().numpy()
     return None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's outputs on samples, samples × classes, and the names of the classes in their order."""
+
+    outputs: Tensor
+    classes: tuple[str, ...] = ()  # none for a regression
+    labels: list[str] = field(default_factory=list)  # the samples' true classes, where these are known
+    multi_label: bool = False  # a sample may have any of the classes
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The probability of each class, samples × classes."""
+        return self.outputs.sigmoid() if self.multi_label else self.outputs.softmax(1)
+
+    @property
+    def predicted(self) -> list[str]:
+        """The name of each sample's most probable class; of several labels, the names of those that it probably has."""
+        if self.multi_label:
+            return names_of((self.outputs > 0).float(), self.classes)
+        return [self.classes[number] for number in self.outputs.argmax(1).tolist()] if self.classes else []
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the samples that were predicted right, if they have labels: with several, all of them."""
+        if not self.labels or not self.classes:
+            return None
+        return sum(one == other for one, other in zip(self.predicted, self.labels, strict=True)) / len(self.labels)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each sample: the predicted class and its probability, or the outputs of a regression."""
+        if not self.classes:
+            for sample, outputs in enumerate(self.outputs.tolist()):
+                yield {"sample": sample} | {f"output {number}": value for number, value in enumerate(outputs)}
+            return
+        rows = zip(self.predicted, self.outputs.tolist(), self.probabilities.tolist(), strict=True)
+        for sample, (name, outputs, row) in enumerate(rows):
+            label = {"label": self.labels[sample]} if self.labels else {}
+            each = {f"p({name})": value for name, value in zip(self.classes, row, strict=True)}
+            if self.multi_label:
+                has = {f"has({name})": int(value > 0) for name, value in zip(self.classes, outputs, strict=True)}
+                yield {"sample": sample, "prediction": name, **label, **has, **each}
+            else:
+                yield {"sample": sample, "prediction": name, "probability": max(row), **label, **each}
+
+    def csv(self) -> str:
+        """Write the rows as CSV with a header. A name that a spreadsheet takes for a formula gets an apostrophe."""
+        text, rows = StringIO(), list(self.rows())
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
+        return text.getvalue()
+
+
+def names_of(y: Tensor, classes: tuple[str, ...]) -> list[str]:
+    """Name the classes of samples, all labels of one with commas between them; nothing for numbers."""
+    if classes and y.is_floating_point():
+        return [", ".join(name for name, has in zip(classes, row, strict=True) if has) for row in y.tolist()]
+    return [classes[number] for number in y.tolist()] if classes else []

@@ -101,3 +101,40 @@ def test_advice_by_another_metric(call: Call) -> None:
     values = [one["log_loss"] for one in answer["race"]]
     assert values == sorted(values)
     assert answer["next"] is None or "--metric log_loss" in answer["next"]
+
+
+MORE = (
+    CODE
+    + """
+
+def largest(outputs, targets):
+    return outputs.max()
+"""
+)
+
+
+def test_by_name_on_the_command_line_and_in_files(call: Call) -> None:
+    Path("tests_own_metrics.py").write_text(MORE)
+    both = "missed=tests_own_metrics:missed, largest=tests_own_metrics:largest"
+    done(call("run", "ditto", *SMALL, "--metrics", both, "--out", "run"))
+    written = Path("run/experiment.toml").read_text()
+    assert (
+        '[evaluation.metrics]\nmissed = "tests_own_metrics:missed"\nlargest = "tests_own_metrics:largest"\n' in written
+    )
+    done(call("run", "run/experiment.toml", "--out", "again"))
+    assert Path("run/clients.jsonl").read_bytes() == Path("again/clients.jsonl").read_bytes()
+    Path("short.toml").write_text('method = "ditto"\nmetrics = {missed = "tests_own_metrics:missed"}\n')
+    done(call("run", "short.toml", *SMALL, "--out", "short"))
+    Path("it-ran").unlink()
+    shown = done(call("show", "run"))
+    assert shown.count("missed") == shown.count("largest") == 2  # in the rounds and in the clients
+    record = json.loads(done(call("show", "run", "--json")))
+    assert record["per_client"][0]["more"].keys() == {"missed", "largest"}
+    assert record["last"]["missed"] > 0
+    done(call("report", "run", "--out", "page.html", "--columns", "accuracy,missed,bytes"))
+    assert ">missed<" in Path("page.html").read_text(encoding="utf-8")
+    assert "no column 'mised': did you mean 'missed'" in refusal(call, "report", "run", "--columns", "mised")
+    assert not Path("it-ran").exists()  # looking runs nothing
+    assert "names code of its own (metric missed tests_own_metrics:missed" in refusal(
+        call, "resume", "run", "--rounds", 3
+    )

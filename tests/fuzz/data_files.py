@@ -35,7 +35,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.options import parse_assignments
 from fedtailor.cli.run import _experiments
 from fedtailor.data import federate, load
-from fedtailor.engines.runs import written_parameters
+from fedtailor.engines.own_code import written_parameters
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.model_files.format import HEADER
