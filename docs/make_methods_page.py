@@ -1,6 +1,7 @@
-"""Writes docs/methods.md: one row for every method of the catalogue, from its class and from a small run of it.
+"""Writes docs/methods.md: three tables with a row for every method of the catalogue, from its class, from a small run,
+from what a run with it refuses, and from the records of the four federations.
 
-    python docs/make_methods_page.py [--check]
+    python -m docs.make_methods_page [--check]
 
 With `--check` nothing is written, and the exit code is 1 if the page is not current. Bytes and passes are counted, not
 timed: they are the same on every machine.
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.client.sites import Site
+from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.experiment import Experiment
 from fedtailor.messages import Reply, Request, State, Train
 from fedtailor.method import Method
 from fedtailor.methods import all_methods
@@ -63,6 +66,31 @@ are FedAvg's). So a pass over all training samples beside the local epochs is 0.
 HEADER = """\
 | method | paper | shared | each client's own | leaves a client | down | up | both | work | limits |
 | --- | --- | --- | --- | --- | --: | --: | --: | --: | --- |
+"""
+TRIED: dict[str, dict[str, Any]] = {  # settings that a method may refuse, by column
+    "robust rules": {"aggregation": "median"},
+    "privacy of clients": {"privacy": "client, noise=1"},
+    "privacy of samples": {"privacy": "sample, noise=1", "batch": 10},
+    "fine-tuning": {"evaluation": {"fine_tune": 1}},
+}
+DEFENCES = f"""
+## What goes with it
+
+Each cell was tried: a run with these settings is prepared, or refused in one sentence. [Robust rules](robust.md) are
+`--aggregation median` and its kin, [privacy](privacy.md) is differential privacy of whole clients or [of single
+samples](privacy-samples.md). A method that cannot be fine-tuned predicts by more than one network's weights: it has no
+model file, and does not run at real sites. **New clients** is what a client predicts with that never took part.
+
+| method | {" | ".join(TRIED)} | new clients |
+| --- | {" | ".join(["---"] * len(TRIED))} | --- |
+"""
+RESULTS = """
+## On four small federations
+
+Accuracy in % on test samples, mean over clients and seeds, from the records of the [leaderboard](leaderboard.md), which
+has the federations, deviations and tests of significance. Defaults are those of the method and of the experiment, tuned
+settings those of `--settings tuned:NAME`. `–`: not run.
+
 """
 REFUSALS = """
 Every method trains with any [optimiser, schedule, clipping, label smoothing and class weights](training.md), but:
@@ -120,7 +148,13 @@ def page() -> str:
     costs = {name: measure(name) for name in methods}
     average = costs["fedavg"]
     rows = (row(method, costs[name], average.passed) for name, method in methods.items())
-    return INTRODUCTION.format(size=average.size) + HEADER + "".join(rows) + REFUSALS + "".join(refusals(methods))
+    return "".join(
+        [
+            *(INTRODUCTION.format(size=average.size), HEADER, *rows, REFUSALS, *refusals(methods)),
+            *(DEFENCES, *map(goes_with, methods.values())),
+            *(RESULTS, *results(methods)),
+        ]
+    )
 
 
 def row(method: Method, cost: Cost, average: float) -> str:
@@ -146,6 +180,34 @@ def refusals(methods: Mapping[str, Method]) -> Iterator[str]:
         for reason in dict.fromkeys(method.refuses.values()):
             settings = [f"`{setting}`" for setting, why in method.refuses.items() if why == reason]
             yield f"- `{name}` refuses {' and '.join(settings)}: {reason}.\n"
+
+
+def goes_with(method: Method) -> str:
+    """Write the row of what goes with a method: what a run with it is not refused for."""
+    cells = [f"`{type(method).name}`", *("yes" if allows(method, settings) else "no" for settings in TRIED.values())]
+    return f"| {' | '.join([*cells, sentence(type(method), 'New clients')])} |\n"
+
+
+def allows(method: Method, settings: Mapping[str, Any]) -> bool:
+    """Find out whether a run of the method can have these settings."""
+    try:
+        prepare(Experiment(**{**SETTINGS, **settings, "method": type(method).name}), Objects(method=method))
+    except ft.FedtailorError:
+        return False
+    return True
+
+
+def results(methods: Mapping[str, Method]) -> Iterator[str]:
+    """Write the rows of the results on the four federations, with defaults and with tuned settings."""
+    from results.leaderboard import FEDERATIONS, lines
+
+    found = {kind: [lines(kind, name) for name in FEDERATIONS] for kind in ("defaults", "leaderboard")}
+    yield f"| method | {' | '.join(f'{name}, {how}' for name in FEDERATIONS for how in ('defaults', 'tuned'))} |\n"
+    yield f"| --- | {' | '.join(['--:'] * 2 * len(FEDERATIONS))} |\n"
+    for name in methods:
+        of_pairs = zip(found["defaults"], found["leaderboard"], strict=True)
+        values = [of.get(name, {}).get("value") for pair in of_pairs for of in pair]
+        yield f"| `{name}` | {' | '.join('–' if v is None else f'{100 * v:.1f}' for v in values)} |\n"
 
 
 def page_of(kind: type[Method]) -> str:
@@ -175,16 +237,21 @@ def citation(paper: str) -> str:
 
 
 def limits(kind: type[Method]) -> str:
+    """Find what the docstring says of limit cases."""
+    return sentence(kind, "Limits?")
+
+
+def sentence(kind: type[Method], subject: str) -> str:
     """Find what the docstring says after «Limits:», up to the end of the paragraph or the next such word."""
     found = re.search(
-        r"Limits?(?P<where>, [^:]+:|:)\s(?P<text>.*?)(?=\n\n|\s+(?:New clients|Deviations?)\b[^:.]*:|\Z)",
+        rf"{subject}(?P<where>, [^:]+:|:)\s(?P<text>.*?)(?=\n\n|\s+(?:Limits?|New clients|Deviations?)\b[^:.]*:|\Z)",
         inspect.cleandoc(kind.__doc__ or ""),
         re.DOTALL,
     )
     if found is None:
-        raise ValueError(f"The docstring of {kind.__name__} names no limit cases: it has no sentence with «Limits:».")
+        raise ValueError(f"The docstring of {kind.__name__} says nothing of «{subject.rstrip('?')}:».")
     text = " ".join(f"{found['where'].lstrip(', :')} {found['text']}".split())
-    return text[0].upper() + text[1:]
+    return text if text[1:2] in " ." else text[0].upper() + text[1:]  # a symbol stays as it is
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
         return 0
-    print("docs/methods.md is not current: run python docs/make_methods_page.py.", file=sys.stderr)
+    print("docs/methods.md is not current: run python -m docs.make_methods_page.", file=sys.stderr)
     return 1
 
 

@@ -10,8 +10,8 @@ from fedtailor.method import Client, Message, Method, Server, Uploads
 class Local(Method):
     """Every client trains its own model when it takes part; nothing is sent.
 
-    All clients begin with the same vector, which is also what new clients get. Nothing leaves, so privacy needs no
-    noise. Limit: with one client, it is FedAvg.
+    All clients begin with the same vector. Nothing leaves, so privacy needs no noise. New clients: the network's
+    initial vector. Limit: with one client, it is FedAvg.
     """
 
     name: ClassVar[str] = "local"

@@ -36,7 +36,7 @@ def generator() -> ModuleType:
 
 
 def test_the_page_of_all_methods_is_current(generator: ModuleType) -> None:
-    assert generator.main(["--check"]) == 0, "run python docs/make_methods_page.py"
+    assert generator.main(["--check"]) == 0, "run python -m docs.make_methods_page"
 
 
 def test_a_page_that_is_not_current_is_found_out(
@@ -51,9 +51,32 @@ def test_a_page_that_is_not_current_is_found_out(
     assert generator.main(["--check"]) == 1
 
 
-def test_the_page_of_all_methods_has_a_row_for_each() -> None:
-    rows = re.findall(r"^\| \[?`([a-z-]+)`", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [*CATALOGUE]
+def test_each_table_has_a_row_for_every_method() -> None:
+    tables = (DOCS / "methods.md").read_text(encoding="utf-8").split("\n## ")
+    assert [table.partition("\n")[0] for table in tables] == [
+        "# The methods",
+        "What goes with it",
+        "On four small federations",
+    ]
+    for table in tables:
+        assert re.findall(r"^\| \[?`([a-z-]+)`", table, re.MULTILINE) == [*CATALOGUE]
+
+
+def test_what_goes_with_a_method_is_tried(generator: ModuleType) -> None:
+    found = {
+        name: generator.goes_with(all_methods()[name]).split(" | ")[1:5] for name in ("fedavg", "pgfed", "moon", "ifca")
+    }
+    assert found == {
+        "fedavg": ["yes", "yes", "yes", "yes"],
+        "pgfed": ["no", "no", "no", "yes"],  # it needs single gradients, and losses
+        "moon": ["yes", "yes", "no", "yes"],  # its objective has no private gradient
+        "ifca": ["no", "no", "no", "yes"],  # clients choose the weights of the means
+    }
+
+
+def test_results_are_those_of_the_records(generator: ModuleType) -> None:
+    rows = {row.split(" | ")[0]: row for row in generator.results({"fedavg": all_methods()["fedavg"]})}
+    assert rows["| `fedavg`"].startswith("| `fedavg` | 94.8 | 96.0 |")
 
 
 def test_what_is_counted_is_the_training_work_of_one_round(generator: ModuleType) -> None:
