@@ -24,6 +24,8 @@ __all__ = [
     "RunResult",
     "Server",
     "Total",
+    "TrackedRun",
+    "Tracker",
     "__version__",
     "adapt",
     "advise",
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from fedtailor.data import load as load_data
     from fedtailor.engines.result import RunResult
     from fedtailor.engines.runs import load, resume, run
+    from fedtailor.engines.trackers import TrackedRun, Tracker
     from fedtailor.experiment import Evaluation, Experiment
     from fedtailor.method import Client, Each, Mean, Message, Method, Server, Total
     from fedtailor.model_files.adaptation import adapt
@@ -70,6 +73,7 @@ _HOMES = {
     "_common.errors": ("ClientFailure", "ClientNote", "FedtailorError"),
     "experiment": ("Evaluation", "Experiment"),
     "attacks.study": ("leak",),
+    "engines.trackers": ("TrackedRun", "Tracker"),
     "training.network": ("Network",),
     "method": ("Client", "Each", "Mean", "Message", "Method", "Server", "Total"),
     "engines.result": ("RunResult",),

@@ -45,7 +45,7 @@ def test_settings_are_typed_like_the_experiment() -> None:
     hints.pop("metrics")
     flat = {name: hints.pop(name) for name in names}
     assert flat == {name: Evaluation.model_fields[inner].annotation for name, inner in names.items()}
-    assert list(hints) == [name for name in fields if name not in ("method", "data", "model", "loss")]
+    assert list(hints) == [name for name in fields if name not in ("method", "data", "model", "loss", "track")]
     # Those that take more than is kept.
     looser = {"participation", "evaluation", "columns", "class_weights", "privacy", "attack", "partition"}
     assert {n for n in hints if hints[n] != fields[n].annotation} == looser

@@ -91,7 +91,7 @@ class Study:
         """The experiment in this process and without evaluation; it has the attacked round."""
         evaluation = experiment.evaluation.model_copy(update={"every": 0, "patience": None, "choose": "last"})
         rounds = max(experiment.rounds, self.question.round)
-        here = {"engine": "in-process", "deadline": None, "tensorboard": False, "rounds": rounds}
+        here = {"engine": "in-process", "deadline": None, "track": None, "rounds": rounds}
         return experiment.model_copy(update={**here, "evaluation": evaluation})
 
     @cached_property

@@ -108,6 +108,8 @@ def compare(
     extended by them.
     """
     from fedtailor.reporting.client_tables import rich_clients
+    from fedtailor.reporting.found_runs import read_runs
+    from fedtailor.reporting.functions import save_study
     from fedtailor.reporting.tables import rich_table, write_tables
     from fedtailor.server.run_directory import new_directory
     from fedtailor.studies.client_results import client_table
@@ -130,9 +132,11 @@ def compare(
             work.begin(todo, lambda prepared: lines.update(dict.fromkeys(setup_lines([prepared]))))
         if tune is None:  # else it is said already
             announce(lines)
-        _perform(work, todo)
-        summary = work.finish()
-        write_tables(summary, work.out, work.extra)
+        with progress_bars() as bars, work.tracked() as study:
+            _perform(work, todo, bars)
+            summary = work.finish()
+            write_tables(summary, work.out, work.extra)
+            save_study(study, summary, lambda: read_runs([place]), work.extra)
     except KeyboardInterrupt:
         begun = work is not None and (file := work.out / "comparison.toml").is_file()
         hint = f" Continue with: fedtailor compare {file} --out {file.parent}" if begun else ""
@@ -257,20 +261,19 @@ class _OneOfMany(RoundProgress):
         self.progress.update(self.overall, completed=self.before + record.round)
 
 
-def _perform(work: "Comparing", todo: dict[str, Experiment]) -> None:
+def _perform(work: "Comparing", todo: dict[str, Experiment], bars: Bars) -> None:
     """Do the runs that are left, under a bar for all of them and one for the present run."""
     every = len(work.runs)
     before = sum(run.rounds for title, run in work.runs.items() if title not in todo)
-    with progress_bars() as bars:
-        total = sum(run.rounds for run in work.runs.values())
-        overall = bars.add_task(f"all {every} runs", total=total, status="", unit="round")
-        for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
-            bars.update(overall, completed=before, status=f"run {number}")
-            bar = _OneOfMany(bars, title, experiment.rounds, overall, before)
-            result = work.run(title, bar.round, bar.start)
-            bars.remove_task(bar.task)
-            before += experiment.rounds
-            if out.is_terminal:
-                said = result.metric.shown(result.value) if result else "failed"
-                bars.say(f"{title}: {said}")
-        bars.update(overall, completed=before, status="")
+    total = sum(run.rounds for run in work.runs.values())
+    overall = bars.add_task(f"all {every} runs", total=total, status="", unit="round")
+    for number, (title, experiment) in enumerate(todo.items(), every - len(todo) + 1):
+        bars.update(overall, completed=before, status=f"run {number}")
+        bar = _OneOfMany(bars, title, experiment.rounds, overall, before)
+        result = work.run(title, bar.round, bar.start)
+        bars.remove_task(bar.task)
+        before += experiment.rounds
+        if out.is_terminal:
+            said = result.metric.shown(result.value) if result else "failed"
+            bars.say(f"{title}: {said}")
+    bars.update(overall, completed=before, status="")

@@ -114,6 +114,7 @@ def completer_of(name: str) -> Completer | None:
         "device": ("cpu", "cuda", "mps", "auto"),
         "privacy": ("client", "sample"),
         "participation": ("all", "independent:"),
+        "track": ("mlflow", "wandb", "tensorboard"),
     }
     return from_names(known[name]) if name in known else None
 

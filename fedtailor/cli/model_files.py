@@ -50,6 +50,9 @@ def export(
     onnx: Onnx = False,
     overwrite: Overwrite = False,
     trust: Trust = False,
+    track: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="trackers that get the files: mlflow, wandb or module:Class")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Write the models of a run as files that plain PyTorch loads.
@@ -62,6 +65,7 @@ def export(
       fedtailor export runs/ditto --client 3 --to models
       fedtailor export runs/ditto --all --onnx --to models
       fedtailor export runs/fedavg --global --to models
+      fedtailor export runs/ditto --client 3 --to models --track mlflow
     """
     if (client is not None) + everyone + global_model > 1:
         raise FedtailorError("--client, --all and --global exclude each other: give one of them.")
@@ -79,9 +83,8 @@ def export(
             bars.advance(bar)
 
         try:
-            write(
-                result, to=to, client=client, global_model=global_model, onnx=onnx, overwrite=overwrite, on_model=each
-            )
+            which: dict[str, Any] = {"client": client, "global_model": global_model, "onnx": onnx}
+            write(result, to=to, **which, overwrite=overwrite, track=track, on_model=each)
         except KeyboardInterrupt:
             bars.stop()
             interrupted(f"Interrupted: {len(written)} of {total} models are in {to}.")

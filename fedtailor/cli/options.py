@@ -41,7 +41,7 @@ GROUPS = {
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
         *("device", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),
-        *("observe_limit", "on_failure", "tensorboard", "debug"),
+        *("observe_limit", "on_failure", "track", "debug"),
     ),
 }
 RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Privacy and attacks", "Execution")  # of a whole experiment
@@ -58,7 +58,7 @@ VALUES = {
     "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
     "evaluate_metrics": "NAME=MODULE:FUNCTION,…",
     "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
-    "address": "HOST:PORT",
+    "address": "HOST:PORT", "track": "NAME,…",
 }  # fmt: skip
 
 Assignments = Annotated[

@@ -75,7 +75,7 @@ def run(
 
     Every run directory holds the complete experiment.toml that repeats it.
 
-    What a file turns on, like tensorboard, is turned off by --no-tensorboard.
+    What a file turns on, like keep_momentum, is turned off by --no-keep-momentum.
     """
     from fedtailor.experiment.tuned import find_settings, tuned_in_words
 
@@ -135,6 +135,9 @@ def resume(
             help="data of new clients that take part from now on, or one that the run held out; may be repeated",
         ),
     ] = None,
+    track: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="other trackers than the run's, or none", **EXECUTION)
+    ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="run the code that the run names (module:Class)")] = False,
 ) -> None:
     """Continue an interrupted run from its last checkpoint.
@@ -158,7 +161,13 @@ def resume(
         bar = RoundProgress(bars, visible(directory), None)
         try:
             result = resume_run(
-                directory, add_clients=add_client, trust=trust, on_round=bar.round, on_start=bar.start, **changes
+                directory,
+                add_clients=add_client,
+                trust=trust,
+                track=track,
+                on_round=bar.round,
+                on_start=bar.start,
+                **changes,
             )
         except KeyboardInterrupt:
             bars.stop()

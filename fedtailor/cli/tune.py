@@ -101,7 +101,7 @@ def tune(
             place = to or new_directory(stem, "tunings")
             work = Tuner(comparison, Budget(trials, seconds), parse_ranges(ranges or []), names, place)
             begin(work, quiet=json)
-        with progress_bars() as bars:
+        with progress_bars() as bars, work.tracked():
             perform(work, bars)
             work.write()
             tuned = [_finish(work, method, bars) for method in comparison.methods]

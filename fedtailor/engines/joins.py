@@ -167,7 +167,7 @@ def add(
         known = data = run_data(before, experiment, objects.data, again, objects.partition)
         for name, source in additions:
             data = _joined(data, experiment, name, source, after)
-        here = experiment.model_copy(update={"engine": "in-process", "deadline": None, "tensorboard": False})
+        here = experiment.model_copy(update={"engine": "in-process", "deadline": None, "track": None})
         prepared = prepare(here, replace(objects, data=data))
         directory.check(known, prepared.terms.fingerprint, prepared.hostile)
         simulation = Simulation(prepared, directory)

@@ -25,6 +25,7 @@ from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.hostile import hostile_clients
 from fedtailor.engines.own_metrics import deciding_metric, more_metrics, try_out_metrics
+from fedtailor.engines.trackers import check_trackers
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
@@ -37,7 +38,6 @@ from fedtailor.models.assembly import Assembled, assemble
 from fedtailor.server.aggregation.robust import check_aggregation
 from fedtailor.server.budget import Budget, settled, wanted_privacy
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
-from fedtailor.server.tensorboard import check_installed
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import held, sample_shape
 from fedtailor.training.network import Loss
@@ -174,8 +174,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
 
     For one `site` of a federation, the samples of the others are not there, and the protocol is the server's to check.
     """
-    if experiment.tensorboard:
-        check_installed()
+    check_trackers(experiment.track)
     device = find_device(experiment.device)
     method = objects.method or find_method(experiment.method, experiment.parameters)
     check_training(experiment, method, device)

@@ -58,6 +58,7 @@ class RunResult:
         self.path = path
         self.metric = metric
         self.hostile = list(hostile)
+        self.tracked: dict[str, str] = {}  # its ids in tools like MLflow, of a run without a directory too
         self._client_records = client_records
         self._opened = opened
 

@@ -17,11 +17,13 @@ from fedtailor.engines.own_code import (
     method_name,
     named_settings,
     names_and_objects,
+    refuse_code,
     written_parameters,
 )
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.simulation import Simulation, create, look_into, reopen
+from fedtailor.engines.trackers import Track, Tracking
 from fedtailor.experiment import DATA_SETTINGS, SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.experiment.tuned import SHIPPED, find_settings, for_run, tuned_in_words
@@ -31,7 +33,6 @@ from fedtailor.models import ModelLike
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
-from fedtailor.server.tensorboard import scalars
 from fedtailor.training.inputs import changes
 from fedtailor.training.isolation import isolated
 from fedtailor.training.network import Loss
@@ -52,6 +53,7 @@ def run(
     metric: str | OwnMetric | None = None,
     method_settings: str | Path | None = None,
     out: str | Path | None = None,
+    track: Track | None = None,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
     **settings: Unpack[Settings],
@@ -65,16 +67,19 @@ def run(
     functions by name as `metrics`, a `partition` of (labels, clients, rng). A complete `Experiment` in place of the
     method takes no further settings. `method_settings` says where those are that a tuning chose for the method:
     `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own. With `out`, the run is recorded in
-    that directory as it goes and can be resumed; without, nothing is written.
+    that directory as it goes and can be resumed; without, nothing is written. `track` names tools that get settings,
+    metrics and files too: `"mlflow"`, `"wandb"`, `"tensorboard"`, `"module:Class"`, a `Tracker` of your own, or a list
+    of these.
 
     `on_round` is called with the record of each round. If it returns a text, or True, the run ends after that round,
     and the text is recorded as the reason: `on_round=lambda record: "good enough" if record.accuracy > 0.9 else None`.
     """
+    tracking = None if track is None else Tracking(track)
     if isinstance(method, Experiment):
         given = [str(value) for value in (data, model, loss, metric)]
         if settings or method_settings is not None or given != ["digits", "mlp", "cross-entropy", "None"]:
             raise FedtailorError("An Experiment is complete: change its settings, and pass nothing beside it.")
-        return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start)
+        return run_experiment(method, Objects(), Path(out) if out else None, on_round, on_start, tracking)
     names, objects = names_and_objects(data, model, loss, metric)
     asked: Mapping[str, Any] = named_settings(settings, objects)
     if method_settings is not None:
@@ -88,8 +93,8 @@ def run(
     else:
         objects.method, rest = _method_object(method, asked)
         names |= {"method": method_name(type(objects.method)), "parameters": written_parameters(objects.method)}
-    experiment = make_experiment({**names, **rest})
-    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start)
+    experiment = make_experiment({**names, "track": tracking and tracking.names, **rest})
+    return run_experiment(experiment, objects, Path(out) if out else None, on_round, on_start, tracking)
 
 
 def run_experiment(
@@ -98,13 +103,14 @@ def run_experiment(
     out: Path | None = None,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
+    tracking: Tracking | None = None,
 ) -> RunResult:
     """Run a complete experiment."""
     with isolated():
         prepared = prepare(experiment, objects or Objects())
         for note in (*prepared.data.notes, *prepared.assembled.doubts):  # the command line says them before a run
             warn(note)
-        return run_prepared(experiment, prepared, out, on_round, on_start)
+        return run_prepared(experiment, prepared, out, on_round, on_start, tracking)
 
 
 @dataclass
@@ -135,14 +141,15 @@ def run_prepared(
     out: Path | None = None,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
+    tracking: Tracking | None = None,
 ) -> RunResult:
-    """Run an experiment whose data and network are in place."""
+    """Run an experiment whose data and network are in place. `tracking` takes the place of the experiment's `track`."""
     with isolated():
         written = written_parameters(prepared.terms.method)  # the defaults too
         prepared.experiment = experiment.model_copy(update={"parameters": written})
         with closing(create(out, prepared) if out else Simulation(prepared)) as new:
             new.start()
-            return finish_run(new, on_round, on_start)
+            return finish_run(new, on_round, on_start, tracking)
 
 
 def resume(
@@ -157,6 +164,7 @@ def resume(
     partition: Assignment | None = None,
     add_clients: Additions | None = None,
     trust: bool = False,
+    track: Track | Tracking | None = None,
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
     **changes: Any,
@@ -171,6 +179,9 @@ def resume(
     `deadline`, `states`, `checkpoint_every`, `data_dir`, `debug`. Objects that were passed to `run` must be passed
     again. Where the run names code (a method, network, loss, metric or partition as `module:name`), pass the object or
     `trust` it.
+
+    Trackers that the run names go on with it. `track` names others: a `Tracker` that was passed to `run` has to be
+    passed again, and `"none"` leaves all out.
     """
     directory = RunDirectory(Path(path))
     before = directory.experiment()
@@ -196,6 +207,11 @@ def resume(
         method = make_method(check_class(method, method.__name__), method.__name__, before.parameters)
     objects = Objects(method, data, model, loss, metric, metrics, partition)
     check_objects(Path(path), before, objects, trust)
+    tracking = None if track is None else Tracking(track)
+    if tracking is not None:
+        after = after.model_copy(update={"track": tracking.names})
+    elif own := [f"tracker {name}" for name in (before.track or "").split(",") if ":" in name]:
+        refuse_code(Path(path), own, trust)
     directory.warn_of_other_versions()
     if add_clients:
         with isolated():
@@ -205,7 +221,7 @@ def resume(
         old.restore()
         if after.rounds != before.rounds or directory.behind:
             directory.extend(after)
-        return finish_run(old, on_round, on_start)
+        return finish_run(old, on_round, on_start, tracking)
 
 
 def load(
@@ -253,25 +269,29 @@ def _with_joined(
     )
 
 
-def finish_run(run: Simulation, on_round: OnRound | None, on_start: OnStart | None) -> RunResult:
+def finish_run(
+    run: Simulation, on_round: OnRound | None, on_start: OnStart | None, tracking: Tracking | None = None
+) -> RunResult:
     """Do the rounds that are left, and write the result down."""
-    loop = run.loop
+    loop, experiment = run.loop, run.experiment
+    path = run.directory.path if run.directory else None
     if on_start:
         on_start(loop)
+    tracking = Tracking(experiment.track) if tracking is None else tracking
+    name = path.name if path else f"{experiment.method}-seed{experiment.seed}"
     with ExitStack() as opened:
-        told: list[Callable[[RoundRecord], object]] = []
-        told += [opened.enter_context(scalars(loop))] if run.experiment.tensorboard else []
-        told += [on_round] if on_round else []
+        tracked = opened.enter_context(tracking.run(name, experiment.model_dump(), path, loop.finished))
         for record in opened.enter_context(closing(loop.run(run.transport))):
-            for tell in told:
-                if why := reason_to_stop(tell(record)):
-                    loop.stop(why)
-    path = run.directory.path if run.directory else None
-    result = RunResult(
-        run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
-    )
-    if run.directory:
-        run.directory.finish(result.summary())
+            tracked.record(record)
+            if on_round and (why := reason_to_stop(on_round(record))):
+                loop.stop(why)
+        result = RunResult(
+            experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
+        )
+        if run.directory:
+            run.directory.finish(result.summary())
+        tracked.save_record(experiment, result.summary())
+        result.tracked = tracked.ids
     return result
 
 

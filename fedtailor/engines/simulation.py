@@ -214,7 +214,7 @@ def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simu
     directory = RunDirectory(path)
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
-    experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "tensorboard": False})
+    experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "track": None})
     agreement = read_agreement(path)
     if agreement is not None:
         objects = replace(objects, data=agreement.data(experiment.dtype))

@@ -104,4 +104,3 @@ class Settings(TypedDict, total=False):
     observe_limit: float
     debug: bool
     checkpoint_every: int
-    tensorboard: bool

@@ -27,8 +27,8 @@ TABLE_SETTINGS = (
 )  # fmt: skip
 # What does not change a run's numbers: two experiments that differ in nothing else are the same run.
 EXECUTION_ONLY = {
-    "engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "tensorboard",
-    "debug", "deadline", "address",
+    "engine", "workers", "states", "checkpoint_every", "data_dir", "on_failure", "observe_limit", "track",
+    "debug", "deadline", "address", "tensorboard",  # which older files have
 }  # fmt: skip
 # Where `tune` looks for settings of the experiment; a method declares the ranges of its own parameters.
 SEARCH = {"lr": "0.001..1:log"}
@@ -310,7 +310,20 @@ class Experiment(_Strict):
     observe_limit: float = Field(64.0, ge=0, description="MB that the recorded diagnostics may take altogether")
     debug: bool = Field(False, description="run in process, and stop at a method's first exception with its traceback")
     checkpoint_every: int = Field(10, ge=1, le=MOST, description="write a checkpoint every N rounds")
-    tensorboard: bool = Field(False, description="write each round's metrics for TensorBoard too, into RUN/tensorboard")
+    track: str | None = Field(
+        None,
+        description="trackers that get settings, metrics and files too: mlflow, wandb, tensorboard, module:Class, or "
+        "several with commas",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, settings: Any) -> Any:
+        """Read files of the time when TensorBoard was the only tracker."""
+        if not isinstance(settings, Mapping) or not isinstance(settings.get("tensorboard"), bool):
+            return settings
+        rest = {name: value for name, value in settings.items() if name != "tensorboard"}
+        return {"track": "tensorboard", **rest} if settings["tensorboard"] else rest
 
     @model_validator(mode="before")
     @classmethod
@@ -332,6 +345,13 @@ class Experiment(_Strict):
             return text
         except (AttributeError, TypeError, ValueError, OverflowError):
             raise ValueError("none, balanced, or one number of at least 0 for each class, like 0.2,0.8") from None
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _track(cls, value: Any) -> Any:
+        listed = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        text = ",".join(value) if listed else value
+        return None if text == NONE else text
 
     @field_validator("columns", mode="before")
     @classmethod

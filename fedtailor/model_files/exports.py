@@ -14,6 +14,7 @@ from fedtailor.data import FederatedData
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import load
 from fedtailor.engines.simulation import Simulation
+from fedtailor.engines.trackers import Track, Tracking
 from fedtailor.messages import EvaluateShared, Measured
 from fedtailor.model_files.description import Origin, Quality, file_name
 from fedtailor.model_files.format import Description, ModelKind, check_free, files_of
@@ -33,6 +34,7 @@ def export(
     onnx: bool = False,
     overwrite: bool = False,
     trust: bool = False,
+    track: Track | None = None,
     on_model: OnModel | None = None,
 ) -> list[Path]:
     """Write the models of a run into a directory, and return the model files.
@@ -40,8 +42,10 @@ def export(
     They are the models of all training clients, of one `client` (by number or name), or the `global_model`. A client's
     model is the one it predicts with after the last round, or after the last checkpoint of a run that is not finished:
     fine-tuned, if the run's evaluation says so. Beside each `.safetensors` is a `.json` that describes it, and with
-    `onnx` an `.onnx`. `trust` allows a run directory to name code of its own (see `load`).
+    `onnx` an `.onnx`. `trust` allows a run directory to name code of its own (see `load`). `track` names tools, as in
+    `run`, that get all these files: in the run that they have of this one, or a new one.
     """
+    tracking = Tracking(track)
     if global_model and client is not None:
         raise FedtailorError("The global model is no client's: ask for one of them.")
     result = run if isinstance(run, RunResult) else load(run, trust=trust)
@@ -68,8 +72,18 @@ def export(
             files, about = source.origin.write(stem, theta, kind, number, quality, graph)
             if on_model:
                 on_model(files, about)
-            written.append(files[0])
-        return written
+            written.append(files)
+    _track(tracking, result, [file for files in written for file in files])
+    return [model for model, *_ in written]
+
+
+def _track(tracking: Tracking, result: RunResult, files: list[Path]) -> None:
+    """Give model files to trackers."""
+    experiment = result.experiment
+    name = result.path.name if result.path else f"{experiment.method}-seed{experiment.seed}"
+    finished = result.simulation.finished
+    with tracking.run(name, experiment.model_dump(), result.path, finished, ids=result.tracked) as run:
+        run.save("models", files)
 
 
 @dataclass(frozen=True)

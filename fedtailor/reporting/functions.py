@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedtailor._common.errors import FedtailorError, unknown, warn
@@ -14,10 +15,12 @@ from fedtailor.engines.own_code import importable_name, named_settings, names_an
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import load, run_prepared
+from fedtailor.engines.trackers import OpenRun, Track, Tracking
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.method import Method
 from fedtailor.methods import method_title
 from fedtailor.models import ModelLike
+from fedtailor.reporting.found_runs import Runs, read_runs
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.client_results import ClientTable, client_table
@@ -118,6 +121,7 @@ def compare(
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
+    track: Track | None = None,
     on_run: OnRun | None = None,
     on_round: OnRoundOf | None = None,
     **settings: Unpack[Settings],
@@ -131,10 +135,13 @@ def compare(
     names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
     on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
     same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss, metrics
-    and partition are then names. `on_run` is called with the title and result of each run, and
-    `on_round` with its title and the record of each round: it may stop that run as in `run`.
+    and partition are then names. `track` names tools that get every run, the table and the report, as in `run`.
+    `on_run` is called with the title and result of each run, and `on_round` with its title and the record of each
+    round: it may stop that run as in `run`.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
+    tracking = Tracking(track)
+    asked |= {"track": tracking.names}
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
@@ -147,23 +154,46 @@ def compare(
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
     if out is None:
         results = []
-        for title, experiment in comparison.runs().items():
-            with isolated():
-                prepared = prepare(experiment, objects)
-            prepared.terms.metric.check_target(target)
-            results.append(run_prepared(experiment, prepared, on_round=told(on_round, title)))
-            tell(title, results[-1])
-        return Table(summarize(results, target, comparison.tuned))
+        with tracking.study(f"{Path(comparison.settings['data']).stem}-comparison", comparison.written()) as study:
+            for title, experiment in comparison.runs().items():
+                with isolated():
+                    prepared = prepare(experiment, objects)
+                prepared.terms.metric.check_target(target)
+                results.append(run_prepared(experiment, prepared, on_round=told(on_round, title), tracking=tracking))
+                tell(title, results[-1])
+            summary = summarize(results, target, comparison.tuned)
+            save_study(study, summary, lambda: Runs(results, target=target, tuned=comparison.tuned))
+        return Table(summary)
     from fedtailor.reporting.tables import write_tables
 
-    work = Comparing(comparison, Path(out))
+    work = Comparing(comparison, Path(out), tracking)
     todo = work.todo()
     work.begin(todo)
-    for title in todo:
-        tell(title, work.run(title, told(on_round, title), lambda loop: None))
-    summary = work.finish()
-    write_tables(summary, work.out, work.extra)
+    with work.tracked() as study:
+        for title in todo:
+            tell(title, work.run(title, told(on_round, title), lambda loop: None))
+        summary = work.finish()
+        write_tables(summary, work.out, work.extra)
+        save_study(study, summary, lambda: read_runs([work.out]), work.extra)
     return Table(summary, work.failed)
+
+
+def save_study(study: OpenRun, summary: Summary, runs: Callable[[], Runs], more: dict[str, Any] | None = None) -> None:
+    """Give the table and the report to the trackers of a comparison, if there are any."""
+    if not study.of:
+        return
+    from fedtailor.reporting.page import prepare, write_page
+    from fedtailor.reporting.tables import write_tables
+
+    with TemporaryDirectory() as folder:
+        study.save("table", write_tables(summary, Path(folder), more))
+        page = Path(folder) / "report.html"
+        try:
+            write_page(prepare(runs()), page)
+        except FedtailorError as error:  # there may be a table and nothing to draw
+            warn(f"The comparison is tracked without a report: {error}")
+        else:
+            study.save("report", [page])
 
 
 def _question(
@@ -245,6 +275,7 @@ def tune(
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
     out: str | Path | None = None,
+    track: Track | None = None,
     on_trial: Callable[[str, Trial], None] | None = None,
     on_round: OnRoundOf | None = None,
     **settings: Unpack[Settings],
@@ -255,22 +286,28 @@ def tune(
     or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
     are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
     and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss,
-    metrics and partition are then names. `on_trial` is called with the method and each trial.
+    metrics and partition are then names. `on_trial` is called with the method and each trial. `track` names tools that
+    get every trial, and the runs of the chosen settings, as in `run`.
 
     `on_round` is called with a title and the record of each round of the runs with the chosen settings, and may stop a
     run as in `run`. Trials are ended by a rule of their own, which is the same for all.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
+    tracking = Tracking(track)
+    asked |= {"track": tracking.names}
     if out is not None and objects.given:
         raise FedtailorError(
             "A tuning that is recorded needs names for data, model, loss and metrics, and a partition: leave out= away."
         )
-    work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, Path(out) if out else None, objects)
+    place = Path(out) if out else None
+    work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, place, objects, tracking)
     work.begin()
-    for method in work.comparison.methods:
-        work.tune(method, on_trial and partial(on_trial, method))
-    comparison = work.write()
-    return Tuning(tuple(work.finish(method, on_round) for method in work.comparison.methods), comparison, work.budget)
+    with work.tracked():
+        for method in work.comparison.methods:
+            work.tune(method, on_trial and partial(on_trial, method))
+        comparison = work.write()
+        found = tuple(work.finish(method, on_round) for method in work.comparison.methods)
+    return Tuning(found, comparison, work.budget)
 
 
 def advise(
@@ -310,7 +347,6 @@ def report(
     `figures` is a directory for every figure as PNG, PDF and SVG, and `tables` one for the table as text, Markdown and
     LaTeX; `columns` are the table's.
     """
-    from fedtailor.reporting.found_runs import Runs, read_runs
     from fedtailor.reporting.page import prepare, write_page
     from fedtailor.reporting.paper import check_matplotlib, save
     from fedtailor.reporting.tables import write_readable

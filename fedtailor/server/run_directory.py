@@ -10,6 +10,7 @@ partition.json     every client's name and its training, validation and test sam
                    columns became features
 rounds.jsonl       one object a round: metrics, bytes, seconds
 clients.jsonl      one object a round: each client's results and bytes
+trackers/          the run's ids in MLflow and the like, if it is tracked
 observed/          what the method shows of itself, by round, if it shows anything
 checkpoint/        what to resume from
 lock               held by the process that runs here
@@ -63,7 +64,15 @@ except ImportError:  # not on this system: two processes in one run directory ar
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1  # of all files here: a run in another format is refused
-FOLDERS = ("checkpoint", "checkpoint/sites", "checkpoint/server", "checkpoint/hostile", "observed", "tensorboard")
+FOLDERS = (
+    "checkpoint",
+    "checkpoint/sites",
+    "checkpoint/server",
+    "checkpoint/hostile",
+    "observed",
+    "tensorboard",
+    "trackers",
+)
 GROWING = ("rounds.jsonl", "clients.jsonl")
 BEGINNING = (
     "lock",

@@ -121,7 +121,7 @@ class LocalSite:
             raise FaultError("letter", f"The letter of the beginning is wrong: {error}") from None
         self._check(common, experiment, letter)
         here = {"device": self.site.device, "weights": None, "engine": "in-process", "workers": None, "deadline": None}
-        experiment = experiment.model_copy(update={**here, "data_dir": None, "debug": False, "tensorboard": False})
+        experiment = experiment.model_copy(update={**here, "data_dir": None, "debug": False, "track": None})
         try:
             data = joined(self.dataset, experiment, common, self.number)
         except FedtailorError as error:

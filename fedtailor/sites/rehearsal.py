@@ -87,6 +87,7 @@ class Recorded:
 def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, tells: Disclosed) -> Rehearsal:
     """Play a run of the plan with the samples of one site."""
     here = {"engine": "in-process", "weights": None, "class_weights": "none", "on_failure": "stop", "states": "memory"}
+    here |= {"track": None}  # what a plan names is the server's, and may be code
     experiment = plan.terms().model_copy(update=here)
     if experiment.epsilon != "inf":  # which is without noise
         experiment = experiment.model_copy(update={"epsilon": None})  # the budget is that of the real samples

@@ -10,6 +10,7 @@ Whoever asked for it writes the table beside them (`reporting.tables.write_table
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import product
 from math import inf, prod
@@ -24,6 +25,7 @@ from fedtailor._common.toml import write_toml
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns
+from fedtailor.engines.trackers import OpenRun, Track, Tracking
 from fedtailor.experiment import (
     DATA_SETTINGS,
     EXECUTION_ONLY,
@@ -212,8 +214,9 @@ def check_place(out: Path) -> None:
 class Comparing:
     """A comparison at work in its directory: new, one that was begun there, or an extension of that."""
 
-    def __init__(self, comparison: Comparison, out: Path) -> None:
+    def __init__(self, comparison: Comparison, out: Path, track: Track | Tracking | None = None) -> None:
         self.comparison, self.out = comparison, out
+        self.tracking = Tracking(comparison.settings["track"] if track is None else track)
         self.runs = comparison.runs()
         self.failed: dict[str, str] = {}  # by title: why a run came to no end
         self._prepared = PreparedRuns()
@@ -286,12 +289,17 @@ class Comparing:
             on_start(loop)
 
         try:
-            return perform(self.runs[title], self.path(title), self._prepared.prepare, on_round, start)
+            run, prepare = self.runs[title], self._prepared.prepare
+            return perform(run, self.path(title), prepare, on_round, start, tracking=self.tracking)
         except FedtailorError as error:
             if not begun:
                 raise
             self.failed[title] = str(error)
             return None
+
+    def tracked(self) -> AbstractContextManager[OpenRun]:
+        """Track the comparison, and the runs inside the block as its own."""
+        return self.tracking.study(self.out.name, self.comparison.written(), self.out)
 
     def finish(self) -> Summary:
         """Summarize all runs that came to their end."""

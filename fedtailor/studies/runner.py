@@ -14,6 +14,7 @@ from fedtailor.engines.own_code import named_code
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import OnRound, OnStart, load, resume, run_prepared
+from fedtailor.engines.trackers import Tracking
 from fedtailor.experiment import Experiment, experiment_hash
 from fedtailor.methods import find_method
 from fedtailor.server.checkpoint import read_manifest
@@ -62,6 +63,7 @@ def perform(
     on_round: OnRound | None = None,
     on_start: OnStart | None = None,
     enough: Enough | None = None,
+    tracking: Tracking | None = None,
 ) -> RunResult:
     """Run an experiment in its directory, go on with it there, or load the result that is there already.
 
@@ -84,6 +86,7 @@ def perform(
             where = ("workers", "engine", "address", "deadline", "data_dir")
             changes: dict[str, Any] = {name: getattr(experiment, name) for name in where}
             asked = named_code(experiment) == named_code(RunDirectory(path).experiment())  # no other code than that
-            return resume(path, trust=asked, on_round=each, on_start=on_start, **changes)
-        return run_prepared(experiment, prepare(experiment), path, each, on_start)
+            track = Tracking(experiment.track) if tracking is None else tracking  # and not what the run names
+            return resume(path, trust=asked, track=track, on_round=each, on_start=on_start, **changes)
+        return run_prepared(experiment, prepare(experiment), path, each, on_start, tracking)
     return load(path)

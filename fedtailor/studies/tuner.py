@@ -11,7 +11,7 @@ Test data have no part in it: a trial's record does not even hold them.
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,8 @@ from fedtailor._common.toml import parse_toml, write_toml
 from fedtailor.engines.preparation import Objects, Prepared
 from fedtailor.engines.runs import OnStart, PreparedRuns, run_prepared
 from fedtailor.engines.simulation import Simulation
-from fedtailor.experiment import EXECUTION_ONLY, Experiment, first_difference, read_experiment
+from fedtailor.engines.trackers import OpenRun, Track, Tracking
+from fedtailor.experiment import EXECUTION_ONLY, NONE, Experiment, first_difference, read_experiment
 from fedtailor.experiment.tuned import FILE as CHOSEN
 from fedtailor.methods import find_method, method_class
 from fedtailor.server.evaluation import chosen_round
@@ -51,9 +52,11 @@ class Tuner:
         only: Sequence[str] | None = None,
         out: Path | None = None,
         objects: Objects | None = None,
+        track: Track | Tracking | None = None,
     ) -> None:
         check_installed()
         self.comparison, self.budget, self.out = comparison, budget, out
+        self.tracking = Tracking(comparison.settings["track"] if track is None else track)
         _check_question(comparison, ranges or {})
         self.ranges = {method: search_ranges(method, ranges, only) for method in comparison.methods}
         check_only(only or (), self.ranges)
@@ -65,13 +68,14 @@ class Tuner:
 
     @classmethod
     def of(cls, comparison: Comparison, trials: int | None, out: Path | None, objects: Objects | None = None) -> Self:
-        """Tune the methods of a comparison before it begins, with its first seed; `out` is the comparison's."""
+        """Tune the methods of a comparison before it begins, with its first seed and untracked; `out` is the
+        comparison's."""
         if out is not None and not (out / QUESTION).is_file():
             check_place(out)
         elif out is not None and not (out / TUNED).is_dir():
             raise FedtailorError(f"{out} is a comparison whose settings were not tuned: choose another --out.")
         first = replace(comparison, seeds=comparison.seeds[:1])
-        return cls(first, Budget(trials), out=out and out / TUNED, objects=objects)
+        return cls(first, Budget(trials), out=out and out / TUNED, objects=objects, track=NONE)
 
     # --- the question ---
 
@@ -151,9 +155,19 @@ class Tuner:
             trials.append(self._trial(method, trials, on_begin, on_round))
             if (file := self._file(method)) is not None:
                 write_atomically(file, seal(asdict(Trials(trials=trials)), pretty=True))
+            self._track(f"{method}, trial {len(trials)}", trials[-1])
             if on_trial:
                 on_trial(trials[-1])
         return self.tuned(method)
+
+    def _track(self, name: str, trial: Trial) -> None:
+        with self.tracking.run(name, {**trial.settings, "state": trial.state}) as tracked:
+            for round, value in trial.values.items():
+                tracked.log(round, {f"validation_{self.metric.name}": self.metric.score(value)})
+
+    def tracked(self) -> AbstractContextManager[OpenRun]:
+        """Track the tuning, and the trials and runs inside the block as its own."""
+        return self.tracking.study(self.out.name if self.out else "tuning", self.written(), self.out)
 
     def tuned(self, method: str) -> Tuned:
         """Return the trials that a method has so far."""
@@ -236,10 +250,10 @@ class Tuner:
             experiment, prepare = self._experiment(method, seed, tuned.settings), self._prepared[seed].prepare
             tell = told(on_round, f"{method}, seed {seed}")
             if self.out is None:
-                results.append(run_prepared(experiment, prepare(experiment), None, tell, on_start))
+                results.append(run_prepared(experiment, prepare(experiment), None, tell, on_start, self.tracking))
             else:
                 path = self.out / "runs" / run_name(experiment)
-                results.append(perform(experiment, path, prepare, tell, on_start))
+                results.append(perform(experiment, path, prepare, tell, on_start, tracking=self.tracking))
         return replace(tuned, results=tuple(results))
 
     def write(self) -> Comparison:

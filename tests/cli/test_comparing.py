@@ -307,9 +307,9 @@ class TestTensorBoard:
         pytest.importorskip("tensorboard")
         with monkeypatch.context() as interrupted:
             interrupted_in(interrupted, "ditto", 3)
-            assert call("run", "ditto", *SMALL, "--tensorboard", "--out", "run").code == 130
+            assert call("run", "ditto", *SMALL, "--track", "tensorboard", "--out", "run").code == 130
         done(call("resume", "run"))
-        done(call("compare", "local", *SMALL, "--tensorboard", "--seeds", "0", "--out", "here"))
+        done(call("compare", "local", *SMALL, "--track", "tensorboard", "--seeds", "0", "--out", "here"))
         for path in (Path("run"), *Path("here/runs").iterdir()):
             written = self.scalars(path)
             records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
@@ -318,7 +318,7 @@ class TestTensorBoard:
 
     def test_rounds_that_a_crash_has_undone_are_void(self, call: Call) -> None:
         pytest.importorskip("tensorboard")
-        done(call("run", "ditto", *SMALL, "--rounds", 2, "--tensorboard", "--out", "run"))
+        done(call("run", "ditto", *SMALL, "--rounds", 2, "--track", "tensorboard", "--out", "run"))
         shutil.copytree("run/checkpoint", "kept")
         done(call("resume", "run", "--rounds", 3))
         shutil.rmtree("run/checkpoint")
@@ -331,14 +331,14 @@ class TestTensorBoard:
     ) -> None:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
         for words in (["run", "local"], ["compare", "local", "ditto"]):
-            said = refusal(call, *words, *SMALL, "--tensorboard")
+            said = refusal(call, *words, *SMALL, "--track", "tensorboard")
             how = install_command("tensorboard")
-            assert said == f"TensorBoard is not installed: {how}, or leave --tensorboard out."
+            assert said == f"The tracker tensorboard is not installed: {how}, or leave it out."
 
     def test_it_is_not_needed_to_look_into_a_run(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("tensorboard")
         import fedtailor as ft
 
-        done(call("run", "ditto", *SMALL, "--tensorboard", "--out", "run"))
+        done(call("run", "ditto", *SMALL, "--track", "tensorboard", "--out", "run"))
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
         assert ft.load("run").personal(0)
