@@ -211,8 +211,10 @@ def results(methods: Mapping[str, Method]) -> Iterator[str]:
 
 
 def page_of(kind: type[Method]) -> str:
-    """Find the page of a method: its own, or that of the method which it varies (PGFedMo's is PGFed's)."""
-    names = [base.name for base in kind.__mro__ if issubclass(base, Method) and base.name]
+    """Find the page of a method: its own, that of its file (FedAdam's is FedOpt's), or that of the method which it
+    varies (PGFedMo's is PGFed's)."""
+    bases = [base for base in kind.__mro__ if issubclass(base, Method) and base.name]
+    names = [name for base in bases for name in (base.name, base.__module__.rpartition(".")[2])]
     return next(f"methods/{name}.md" for name in names if (DOCS / "methods" / f"{name}.md").exists())
 
 

@@ -6,7 +6,7 @@ client uploads is aggregated; the server's loop does it, and hands single upload
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -22,13 +22,16 @@ from fedtailor.training.client import Client
 from fedtailor.training.descent import Batch
 from fedtailor.training.inputs import Inputs
 from fedtailor.training.layout import Layout
-from fedtailor.training.optimizer import ServerOptimizer, server_step
+from fedtailor.training.optimizer import GradientOptimizer, ServerOptimizer, server_step
 
 # What a method refuses that takes (x − y) / `client.path_length()` for the mean gradient of a descent from x to y.
 PATH_OF_SGD = {
     "optimizer": "it computes gradients from the path of SGD",
     "clip": "it computes gradients from the path of SGD, which clipping bends",
 }
+# What a method refuses whose server does not put a mean in the place of what was sent. It may have parameters of these
+# names: they are then the method's own.
+OWN_STEP = dict.fromkeys(("server_optimizer", "server_lr"), "its server takes a step of its own")
 BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
 __all__ = [
@@ -114,6 +117,10 @@ class Total:
             return len(self.clients) / server.n_clients
         return int(self.n_samples.sum()) / int(server.n_samples.sum())
 
+    def with_means(self, means: Mapping[str, Tensor]) -> "Total":
+        """Copy this total with other means of these names."""
+        return replace(self, _means={**self._means, **means})
+
     def rows(self, name: str) -> Tensor:
         """Every client's own tensor, as the rows of a matrix in the order of `clients`."""
         tensors = list(self._single[name].values())
@@ -161,7 +168,7 @@ class Server:
         assert self.initialise is not None
         return self.initialise(number) if number else self.initial
 
-    def step(self, name: str, gradient: Tensor, lr: float, optimizer: ServerOptimizer = "sgd") -> None:
+    def step(self, name: str, gradient: Tensor, lr: float, optimizer: GradientOptimizer = "sgd") -> None:
         """Move the server's tensor `name` along a gradient, by SGD, SGD with momentum, or Adam."""
         server_step(self.state, name, gradient, lr, optimizer)
 
@@ -231,6 +238,7 @@ class Method(BaseModel):
     uploads: ClassVar[Uploads] = {"theta": Mean("samples")}  # what leaves a client, and how it is aggregated
     keeps_model: ClassVar[bool] = False  # a client that has trained predicts from its own state, without the broadcast
     refuses: ClassVar[Mapping[str, str]] = {}  # settings of the experiment that must keep their default, and why
+    default_server_optimizer: ClassVar[ServerOptimizer] = "sgd"  # of mean changes; SGD with a rate of 1 is the mean
     search: ClassVar[Search] = {}  # the ranges in which `tune` looks for parameters, beside that of lr
     corrects: ClassVar[bool] = False  # all it does at a client is to correct the gradients of one descent of `theta`
 

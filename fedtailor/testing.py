@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
     "seed": 3,
     "on_failure": "stop",  # with the original exception
 }
-# Every setting of local training that a method may refuse.
+# Every setting of training that a method may refuse.
 TRAINING: dict[str, Any] = {
     "optimizer": "adam",
     "schedule": "cosine",
@@ -51,6 +51,8 @@ TRAINING: dict[str, Any] = {
     "clip": 0.5,
     "label_smoothing": 0.1,
     "class_weights": "balanced",
+    "server_optimizer": "adam",
+    "server_lr": 0.01,
 }
 
 
@@ -317,15 +319,16 @@ def personal_model_is_what_was_measured(method: Method) -> None:
 
 
 def parameters_are_described(method: Method) -> None:
-    """A docstring, a description of every parameter, and no name that is a setting of the experiment."""
+    """A docstring, a description of every parameter, and no name that is a setting of the experiment (unless the method
+    refuses that one)."""
     kind = type(method)
     assert (kind.__doc__ or "").strip(), "the method has no docstring"
     undescribed = [name for name, field in kind.model_fields.items() if not field.description]
     assert not undescribed, f"the parameters {undescribed} have no description"
-    taken = set(kind.model_fields) & set(SETTING_NAMES)
+    taken = set(kind.model_fields) & set(SETTING_NAMES) - set(method.refuses)
     assert not taken, f"the parameters {sorted(taken)} are settings of the experiment too"
     strange = set(method.refuses) - set(TRAINING)
-    assert not strange, f"`refuses` names {sorted(strange)}, which are no settings of local training"
+    assert not strange, f"`refuses` names {sorted(strange)}, which are no settings of training"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -354,8 +357,9 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _accepted(method: Method) -> dict[str, Any]:
-    """Settings of local training that the method does not refuse."""
-    return {name: value for name, value in TRAINING.items() if name not in method.refuses}
+    """Settings of training that the method does not refuse, and has a use for."""
+    useless = () if method.means else ("server_optimizer", "server_lr")
+    return {name: value for name, value in TRAINING.items() if name not in (*method.refuses, *useless)}
 
 
 class _Unread(Mapping[str, Tensor]):

@@ -16,6 +16,7 @@ from fedtailor.method import Method
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedbabu import FedBABU
+from fedtailor.methods.fednova import FedNova
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
@@ -223,6 +224,14 @@ def _(method: PGFedCE, observed: Observed) -> Evidence:
     message, whole = observed.message, slice(0, observed.layout.size)
     start, end, extra = message["theta"], observed.upload["theta"], message.get("g_tilde")
     return change(observed, "the model's change", start, end, whole, correction=extra)
+
+
+@evidence.register
+def _(method: FedNova, observed: Observed) -> Evidence:
+    """The change divided by the length of the path in steps of the rate: the mean gradient, times that rate."""
+    x, d, settings = observed.message["theta"], observed.upload["d"], observed.optimizer
+    found = change(observed, "the model's change", x, x - d, slice(0, observed.layout.size))
+    return replace(found, seen=d / (settings.lr * settings.factor))
 
 
 @evidence.register

@@ -157,8 +157,7 @@ class Site:
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         """The model that the client predicts with, fine-tuned if the evaluation says so."""
-        theta = self.terms.method.personal_model(client, message)
-        return self.fine_tuned(theta) if self.terms.fine_tune else theta
+        return self.fine_tuned(self.terms.method.personal_model(client, message))
 
     def predictor(self, client: Client, message: Message) -> Predictor:
         """The function by which the client predicts now: its outputs for inputs."""
@@ -172,9 +171,8 @@ class Site:
         return partial(outputs, self.terms.network, theta)
 
     def fine_tuned(self, theta: Tensor) -> Tensor:
-        """Fine-tune a model as the evaluation asks. The stream is the same in all rounds: a model that did not change
-        need not be evaluated again."""
-        return self.client(0, {}).descend(theta, epochs=self.terms.fine_tune, steps=None, purpose="fine-tuning")
+        """Fine-tune a model as the evaluation asks."""
+        return self.client(0, {}).fine_tuned(theta, self.terms.fine_tune)
 
     def _adapt(self, client: Client, message: Message) -> Reply:
         """Fine-tune a new client's model, and a freshly initialised one as baseline. Reply with the metrics of both

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
 from fedtailor.server.aggregation.robust import check_aggregation
+from fedtailor.server.aggregation.server_optimizer import check_server_optimizer
 from fedtailor.server.budget import Budget, settled, wanted_privacy
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.training.augmentation import Augmentation
@@ -246,6 +247,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         prepared = _with_budget(prepared, privacy, participation, training)
     if not site:
         _check_protocol(prepared)
+        check_server_optimizer(experiment, method, partial(_started, prepared))
         if experiment.attack is not None:
             prepared.hostile = hostile_clients(experiment, data)
     if own_metric is not None or more:

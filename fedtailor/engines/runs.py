@@ -326,7 +326,7 @@ def _split(kind: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, A
     for name in settings:
         if name not in SETTING_NAMES and name not in kind.model_fields:
             raise unknown("setting or parameter", name, [*SETTING_NAMES, *kind.model_fields])
-    own = {name: value for name, value in settings.items() if name not in SETTING_NAMES and name in kind.model_fields}
+    own = {name: value for name, value in settings.items() if name in kind.model_fields}
     rest = {name: value for name, value in settings.items() if name not in own and name != "parameters"}
     given = settings.get("parameters", {})
     if not isinstance(given, Mapping):

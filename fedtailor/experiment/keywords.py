@@ -73,6 +73,8 @@ class Settings(TypedDict, total=False):
     privacy: str | Mapping[str, Any] | None
     epsilon: float | Literal["inf"] | None
     aggregation: str
+    server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"]
+    server_lr: float | None
     attack: str | Mapping[str, Any] | None
     augment: str | None
     seed: int

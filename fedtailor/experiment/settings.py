@@ -270,6 +270,16 @@ class Experiment(_Strict):
         description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
         "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
+    server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"] = Field(
+        "sgd",
+        description="the server's optimiser: its steps along the clients' mean change (FedAvgM, FedAdagrad, FedYogi, "
+        "FedAdam); sgd at a rate of 1 takes the mean itself",
+    )
+    server_lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate of the server's optimiser [1; 0.03 with adagrad, yogi and adam]",
+    )
     attack: str | None = Field(
         None,
         description="hostile clients, for studies: sign-flip, scaling, gaussian, label-flip, little, min-max, "

@@ -16,10 +16,13 @@ from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedfomo import FedFomo
+from fedtailor.methods.fednova import FedNova
+from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedrecon import FedRecon
@@ -39,8 +42,9 @@ from fedtailor.methods.pgfedmo import PGFedMo
 from fedtailor.methods.scaffold import SCAFFOLD
 
 METHODS = (
-    *(Local, FedAvg),  # the two ends: alone, and all as one
-    *(FedProx, FedDyn, SCAFFOLD, MOON),  # one global model
+    *(Local, FedAvg, FedAvgFT),  # the two ends: alone, and all as one; and the way between
+    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova),  # one global model
+    *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN),  # some layers shared, others not
     *(Ditto, PFedMe, APFL, PerFedAvg),  # a personal model beside or from the global one

@@ -165,7 +165,7 @@ class Composition(Method):
         weights, single = self._of_A(total._weights), self._of_A(total._single)
         self.A.receive(part, replace(total, _means=means, _weights=weights, _single=single))
         moved = torch.cat([mean[: len(mean) - size], part.state["theta"]])
-        self.B.receive(whole, replace(total, _means={**total._means, name: moved}))
+        self.B.receive(whole, total.with_means({name: moved}))
         self._write(server, part, whole)
 
     def upload_like(self, server: Server, client: int) -> Message:

@@ -45,9 +45,7 @@ class FedBABU(Method):
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
         part = {"all": None, "head": client.head, "body": client.body}[self.tuned]
-        same = client.fresh()  # one stream and no momentum from before: the same in all rounds
-        theta, epochs = self._whole(client, message), self.tuning_epochs
-        return same.descend(theta, part=part, epochs=epochs, steps=None, purpose="fine-tuning") if epochs else theta
+        return client.fine_tuned(self._whole(client, message), self.tuning_epochs, part)
 
     def global_model(self, server: Server) -> Tensor | None:
         """Return the global model; None with an orthogonal head, as only clients know the shapes of the layers."""

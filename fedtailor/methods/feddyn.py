@@ -1,11 +1,12 @@
 """FedDyn: local objectives that are re-shaped every round, so that their minima agree with the global one."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
+from fedtailor.method import OWN_STEP, Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class FedDyn(Method):
@@ -29,6 +30,7 @@ class FedDyn(Method):
     own_part: ClassVar[str] = "only its last local gradient"
 
     uploads: ClassVar[Uploads] = {"theta": Mean("equal")}
+    refuses: ClassVar[Mapping[str, str]] = OWN_STEP
 
     alpha: float = Field(0.1, ge=0, description="weight of the dynamic regulariser, α")
     search: ClassVar[Search] = {"alpha": "0.001..0.1:log"}

@@ -1,5 +1,6 @@
 """FedRecon: clients without memory, which reconstruct their heads in every round."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -7,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
+from fedtailor.method import OWN_STEP, Client, Mean, Message, Method, Search, Server, Total, Uploads
 from fedtailor.training.client import HeadStart
 from fedtailor.training.inputs import select
 
@@ -35,6 +36,7 @@ class FedRecon(Method):
     shared_part: ClassVar[str] = "the body"
     own_part: ClassVar[str] = "the head, reconstructed in each round"
     personal_head: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = OWN_STEP
 
     support: float = Field(
         0.5, gt=0, le=1, description="share of the samples that reconstruct the head, D_s (1: all serve for both)"

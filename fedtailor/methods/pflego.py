@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import Client, Mean, Message, Method, Search, Server, Total, Uploads
+from fedtailor.method import OWN_STEP, Client, Mean, Message, Method, Search, Server, Total, Uploads
 from fedtailor.training.client import HeadStart
 from fedtailor.training.schedule import Schedule, value_at
 
@@ -40,6 +40,7 @@ class PFLEGO(Method):
     uploads: ClassVar[Uploads] = {"gradient": Mean("samples")}
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("optimizer", "clip"), "its steps are its own, along exact gradients"),
+        **OWN_STEP,
         **dict.fromkeys(("schedule", "step_schedule"), "head_lr and joint_lr are schedules of its own"),
     }
 

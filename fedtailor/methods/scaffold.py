@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtailor.method import PATH_OF_SGD, Client, Mean, Message, Method, Search, Server, Total, Uploads
+from fedtailor.method import OWN_STEP, PATH_OF_SGD, Client, Mean, Message, Method, Search, Server, Total, Uploads
 
 
 class SCAFFOLD(Method):
@@ -41,7 +41,7 @@ class SCAFFOLD(Method):
 
     @property
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {} if self.full_gradient else PATH_OF_SGD
+        return OWN_STEP if self.full_gradient else {**OWN_STEP, **PATH_OF_SGD}
 
     def start(self, server: Server) -> None:
         super().start(server)

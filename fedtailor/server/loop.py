@@ -20,6 +20,7 @@ from fedtailor.messages import NEVER, Message, Reply, Size, Train, check_tensors
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.server.aggregation import Aggregator, make_aggregator
+from fedtailor.server.aggregation.server_optimizer import optimised
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, clients_record, early_stop
@@ -154,7 +155,7 @@ class Loop:
         if counted or total.always:
             aggregated = total.total()
             with self._phase("aggregation", "receive"):
-                self.method.receive(self.server, aggregated)
+                self.method.receive(self.server, optimised(aggregated, self.experiment, self.method, self.server))
                 check_tensors("the server's state", self.server.state)
         self.versions |= {client: reply.version for client, reply in counted.items() if reply.version != NEVER}
         transport.accept(list(counted))

@@ -249,6 +249,13 @@ class Client:
             steering.last, steering.settings = found, settings
         return found
 
+    def fine_tuned(self, theta: Tensor, epochs: int, part: slice | None = None) -> Tensor:
+        """Fine-tune a model on the training samples. The stream is the same in all rounds and no velocity is left from
+        before: a model that did not change need not be evaluated again."""
+        if not epochs:
+            return theta
+        return self.fresh().descend(theta, part=part, epochs=epochs, steps=None, purpose="fine-tuning")
+
     def batches(self, *, purpose: str = "batches", **settings: Unpack[Settings]) -> Iterator[Batch]:
         """Yield the batches of a descent, for a method that takes the steps itself.
 

@@ -60,6 +60,13 @@ class Layout:
         """List the buffers inside a slice of the vector."""
         return [place for place in self.buffers if place.start < part.stop and place.stop > part.start]
 
+    def buffers_of(self, length: int) -> list[slice]:
+        """List the places of the buffers in a vector of this length: a whole one, a body or a head."""
+        for part in (slice(0, self.size), self.body, self.head):
+            if part.stop - part.start == length:
+                return [slice(b.start - part.start, b.stop - part.start) for b in self.buffers_in(part)]
+        return []
+
     def spread(self, values: Tensor) -> Tensor:
         """Repeat one value a layer (the last dimension) for each of the layer's entries; a single value stays one."""
         if values.shape[-1] == 1:

@@ -1,4 +1,5 @@
-"""Steps along gradients: SGD, Adam or AdamW at the clients, SGD with momentum or Adam at the server."""
+"""Steps along gradients: SGD, Adam or AdamW at the clients, SGD with momentum or Adam at the server; and steps of the
+server along the clients' mean change."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,15 @@ from fedtailor.messages import State
 from fedtailor.training.schedule import factor_at
 
 Optimizer = Literal["sgd", "adam", "adamw"]
-ServerOptimizer = Literal["sgd", "momentum", "adam"]
+GradientOptimizer = Literal["sgd", "momentum", "adam"]
+ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"]
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam, as in torch.optim
+SERVER_BETA1, SERVER_BETA2, TAU = 0.9, 0.99, 1e-3  # of the steps along a mean change, β₁, β₂, τ (Reddi et al.)
+# The server's rate η unless it is given. The adaptive ones move an entry by about η a round.
+SERVER_LR: dict[ServerOptimizer, float] = {
+    "sgd": 1.0, "momentum": 1.0, "nesterov": 1.0, "adagrad": 0.03, "yogi": 0.03, "adam": 0.03,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,13 +134,14 @@ def server_step(
     name: str,
     gradient: Tensor,
     lr: float,
-    optimizer: ServerOptimizer = "sgd",
+    optimizer: GradientOptimizer = "sgd",
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> None:
-    """Move the server's tensor `name` along a gradient (Reddi et al., Adaptive Federated Optimization, 2021).
+    """Move the server's tensor `name` along a gradient, by the steps of `torch.optim`.
 
+    So Adam corrects its bias and has an ε of 1e-8, as in PFLEGO's release: it is not FedAdam (see `server_change`).
     Moments are kept beside it as `name/mean`, `name/square` and `name/step`. Momentum is v ← β₁ v + gradient.
     """
     if optimizer == "sgd":
@@ -147,3 +155,34 @@ def server_step(
         state |= {f"{name}/step": step, f"{name}/mean": mean, f"{name}/square": square}
         direction = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + eps)
     state[name] = state[name] - lr * direction
+
+
+def server_moments(change: Tensor, optimizer: ServerOptimizer) -> State:
+    """Make the moments with which an optimiser of mean changes begins: v_{−1} = τ², as Reddi et al. ask for."""
+    mean, square = torch.zeros_like(change), torch.full_like(change, TAU**2)
+    kept = {"sgd": {}, "momentum": {"mean": mean}, "nesterov": {"mean": mean}, "adagrad": {"square": square}}
+    return kept.get(optimizer, {"mean": mean, "square": square})
+
+
+def server_change(change: Tensor, moments: State, optimizer: ServerOptimizer, lr: float) -> tuple[Tensor, State]:
+    """Compute the server's step for the clients' mean change Δ, and its new moments m and v (`mean`, `square`).
+
+    FedAvgM: m ← β₁ m + Δ, and the step is η m (Hsu et al. 2019), or η (Δ + β₁ m) by Nesterov. The others are Algorithm
+    2 of Reddi et al., Adaptive Federated Optimization, 2021: η m / (√v + τ), and nothing corrects a bias. Adagrad has
+    no β₁.
+    """
+    if optimizer == "sgd":
+        return lr * change, {}
+    if optimizer in ("momentum", "nesterov"):
+        m = SERVER_BETA1 * moments["mean"] + change
+        return lr * (m if optimizer == "momentum" else change + SERVER_BETA1 * m), {"mean": m}
+    v, squared = moments["square"], change**2
+    if optimizer == "adagrad":
+        v = v + squared
+        return lr * change / (v.sqrt() + TAU), {"square": v}
+    m = SERVER_BETA1 * moments["mean"] + (1 - SERVER_BETA1) * change
+    if optimizer == "yogi":
+        v = v - (1 - SERVER_BETA2) * squared * (v - squared).sign()
+    else:
+        v = SERVER_BETA2 * v + (1 - SERVER_BETA2) * squared
+    return lr * m / (v.sqrt() + TAU), {"mean": m, "square": v}

@@ -18,7 +18,7 @@ from fedtailor.models import build_model
 from tests.attacks.parts import matched, observed, plain_gradient, study
 
 EXACT = 1e-9  # of the squared distance, as a share: in float64, where changes lose digits
-WHOLE = ("fedavg", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "pfedmb", "fedacs", "ifca", "apfl", "fedbabu")
+WHOLE = ("fedavg", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "pfedmb", "fedacs", "ifca", "apfl", "fedbabu", "fednova")
 
 
 def asked(round: int = 1, samples: int = 3) -> Question:

@@ -14,7 +14,11 @@ ALL = BODY + HEAD
 COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("local", {}, 0, 0),
     ("fedavg", {}, ALL, ALL),
+    ("fedavg-ft", {}, ALL, ALL),
     ("fedprox", {}, ALL, ALL),
+    ("fednova", {}, ALL, ALL + 1),  # the number of steps
+    ("fednova", {"tau": 5.0}, ALL, ALL),
+    *((name, {}, ALL, ALL) for name in ("fedavgm", "fedadagrad", "fedyogi", "fedadam")),
     ("ditto", {}, ALL, ALL),
     ("fedper", {}, BODY, BODY),
     ("fedrep", {}, BODY, BODY),

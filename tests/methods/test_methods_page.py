@@ -112,10 +112,12 @@ def test_every_page_names_what_leaves_a_client(generator: ModuleType, name: str)
 
 def test_a_variant_is_on_the_page_of_the_method_that_it_varies(generator: ModuleType) -> None:
     of_another = {name for name, kind in CATALOGUE.items() if generator.page_of(kind) != f"methods/{name}.md"}
-    assert of_another == {"pgfedmo", "pgfed-ce"}
-    for name in of_another:
-        assert generator.page_of(CATALOGUE[name]) == "methods/pgfed.md"
-        assert f"`{name}`" in (DOCS / "methods" / "pgfed.md").read_text(encoding="utf-8")
+    families = {"pgfed": {"pgfedmo", "pgfed-ce"}, "fedopt": {"fedavgm", "fedadagrad", "fedyogi", "fedadam"}}
+    assert of_another == set.union(*families.values())
+    for page, names in families.items():
+        for name in names:
+            assert generator.page_of(CATALOGUE[name]) == f"methods/{page}.md"
+            assert f"`{name}`" in (DOCS / "methods" / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_what_leaves_a_client_is_listed_by_what_the_server_sees(generator: ModuleType) -> None:

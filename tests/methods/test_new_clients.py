@@ -23,7 +23,22 @@ def after_two_rounds(method: str, **settings: Any) -> Simulation:
     return run
 
 
-GLOBAL = ("fedavg", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn", "fedrod", "scaffold", "moon", "apfl")
+GLOBAL = (
+    "fedavg",
+    "fedavgm",
+    "fedadam",
+    "fednova",
+    "fedprox",
+    "ditto",
+    "pgfed",
+    "pgfedmo",
+    "pgfed-ce",
+    "feddyn",
+    "fedrod",
+    "scaffold",
+    "moon",
+    "apfl",
+)
 
 
 @pytest.mark.parametrize("method", GLOBAL)

@@ -10,7 +10,11 @@ import pytest
 from fedtailor.methods import CATALOGUE
 
 HERE = Path(__file__).parent
-ELSEWHERE = {"fedprox": "fedavg", "pgfedmo": "pgfed", "pgfed-ce": "pgfed"}  # variants beside their method
+ELSEWHERE = {  # variants beside their method
+    **dict.fromkeys(("fedprox", "fedavg-ft"), "fedavg"),
+    **dict.fromkeys(("pgfedmo", "pgfed-ce"), "pgfed"),
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), "fedopt"),
+}
 MODULES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
 
 

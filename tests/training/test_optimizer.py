@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.training.optimizer import OptimizerSettings, ServerOptimizer, optimizer_step, server_step
+from fedtailor.training.optimizer import GradientOptimizer, OptimizerSettings, optimizer_step, server_step
 
 STEPS = 7
 
@@ -130,7 +130,7 @@ def test_a_given_velocity_is_updated_in_place() -> None:
     torch.testing.assert_close(velocity, 0.9 * before + gradient, rtol=1e-14, atol=0)
 
 
-OPTIMIZERS: dict[ServerOptimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+OPTIMIZERS: dict[GradientOptimizer, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
     "momentum": (torch.optim.SGD, {"momentum": 0.9}),
     "adam": (torch.optim.Adam, {"betas": (0.9, 0.999), "eps": 1e-8}),
@@ -138,7 +138,7 @@ OPTIMIZERS: dict[ServerOptimizer, tuple[type[torch.optim.Optimizer], dict[str, A
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_servers_steps_are_those_of_torch(optimizer: ServerOptimizer) -> None:
+def test_the_servers_steps_are_those_of_torch(optimizer: GradientOptimizer) -> None:
     kind, settings = OPTIMIZERS[optimizer]
     start, *gradients = vectors(3, STEPS + 1)
     expected = by_torch(start, gradients, kind, lr=0.05, **settings)
