@@ -13,6 +13,7 @@ from fedtailor.method import Method
 from fedtailor.methods.apfl import APFL
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedacs import FedACS
+from fedtailor.methods.fedala import FedALA
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedbabu import FedBABU
@@ -42,7 +43,7 @@ METHODS = (
     *(FedProx, FedDyn, SCAFFOLD, MOON),  # one global model
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN),  # some layers shared, others not
-    *(Ditto, PFedMe, APFL, PerFedAvg),  # a personal model beside or from the global one
+    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}

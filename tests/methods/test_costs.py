@@ -28,6 +28,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("pfedme", {}, ALL, ALL),
     ("per-fedavg", {}, ALL, ALL),
     ("apfl", {}, ALL, ALL + 1),  # α
+    ("fedala", {}, ALL, ALL),
     ("fedamp", {}, ALL + 1, ALL),  # the strength of the pull
     ("fedacs", {}, ALL, ALL),
     ("ifca", {"clusters": 3}, 3 * ALL, ALL + 3 + 2),  # a weight for each cluster, and the cluster's number

@@ -23,7 +23,8 @@ def after_two_rounds(method: str, **settings: Any) -> Simulation:
     return run
 
 
-GLOBAL = ("fedavg", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn", "fedrod", "scaffold", "moon", "apfl")
+GLOBAL = ("fedavg", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn", "fedrod", "scaffold", "moon", "apfl",
+          "fedala")  # fmt: skip
 
 
 @pytest.mark.parametrize("method", GLOBAL)

@@ -167,6 +167,8 @@ FAULTS = [
     Fault("FedRep learns at the experiment's rate, however large", "fedtailor/methods/fedrep.py",
           "lr=min(client.optimizer.lr, self.max_lr)", "lr=client.optimizer.lr",
           "tests/methods/test_fedrep.py::test_follows_its_formula"),
+    Fault("FedALA's weights learn by the gradient of the mix", "fedtailor/methods/fedala.py", "gradient * away",
+          "gradient", "tests/methods/test_fedala.py::test_follows_its_formula_on_quadratics"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
