@@ -11,7 +11,8 @@ class Layout:
     """The slices of a network's vector: body and head, every layer, normalisation layers and buffers.
 
     `norm_layers` are the normalisation layers. `buffers` are the entries that are no parameters (BatchNorm's running
-    mean and variance): no gradient step may touch them, and they count in no length or angle.
+    mean and variance): no gradient step may touch them, and they count in no length or angle. `head_shapes` has the
+    shapes of the head's tensors, by name.
     """
 
     size: int
@@ -20,6 +21,7 @@ class Layout:
     layers: dict[str, slice] = field(default_factory=dict)
     norm_layers: tuple[slice, ...] = ()
     buffers: tuple[slice, ...] = ()
+    head_shapes: dict[str, torch.Size] = field(default_factory=dict)
 
     def without_buffers(self, vectors: Tensor) -> Tensor:
         """Return the vectors with zeros for the buffers, for lengths and angles between models."""

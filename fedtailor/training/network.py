@@ -65,11 +65,14 @@ class Network:
         self._integer_buffers: dict[str, torch.dtype] = {}
         self._placed: list[tuple[nn.Module, str, slice]] = []  # owner and name of each tensor, and its place
         self._pretrained: list[slice] = []
+        head_shapes: dict[str, torch.Size] = {}
         start = 0
         for name in order:
             places[name] = slice(start, start + sizes[name])
             for owner, attribute, tensor in layers[name]:
                 where, full_name = slice(start, start + tensor.numel()), f"{name}.{attribute}".lstrip(".")
+                if name in self.head_names:
+                    head_shapes[full_name] = tensor.shape
                 if not isinstance(tensor, nn.Parameter):
                     buffers.append(where)
                     if not tensor.is_floating_point():
@@ -87,6 +90,7 @@ class Network:
             layers=places,
             norm_layers=tuple(norm_layers),
             buffers=tuple(buffers),
+            head_shapes=head_shapes,
         )
         self._place(torch.zeros(start, device=device, dtype=kinds.pop()))
         placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}

@@ -24,7 +24,7 @@ def after_two_rounds(method: str, **settings: Any) -> Simulation:
 
 
 GLOBAL = ("fedavg", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn", "fedrod", "scaffold", "moon", "apfl",
-          "fedala")  # fmt: skip
+          "fedala", "fedlc")  # fmt: skip
 
 
 @pytest.mark.parametrize("method", GLOBAL)
@@ -40,7 +40,7 @@ def test_the_first_vector(method: str) -> None:
     assert torch.equal(run.personal_model(NEW), run.server.initial)
 
 
-@pytest.mark.parametrize("method", ["fedper", "pflego"])
+@pytest.mark.parametrize("method", ["fedper", "pflego", "fedas"])
 def test_the_shared_body_under_a_first_head(method: str) -> None:
     run = after_two_rounds(method)
     body, initial = run.server.state["body"], run.server.initial

@@ -169,6 +169,13 @@ FAULTS = [
           "tests/methods/test_fedrep.py::test_follows_its_formula"),
     Fault("FedALA's weights learn by the gradient of the mix", "fedtailor/methods/fedala.py", "gradient * away",
           "gradient", "tests/methods/test_fedala.py::test_follows_its_formula_on_quadratics"),
+    Fault("FedAS weighs bodies by the sum over samples", "fedtailor/methods/fedas.py",
+          "squared_gradients(client, theta).mean()", "squared_gradients(client, theta).sum()",
+          "tests/methods/test_fedas.py::test_the_trace_is_that_of_single_samples_whatever_the_batches"),
+    Fault("FedLC makes the margins of frequent classes larger", "fedtailor/methods/fedlc.py", "f - margins",
+          "f + margins", "tests/methods/test_fedlc.py::test_follows_its_formula"),
+    Fault("pFedSim mixes heads too", "fedtailor/methods/pfedsim.py", "mix[server.head] = own[server.head]", "pass",
+          "tests/methods/test_pfedsim.py::test_follows_its_formulas"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
