@@ -22,6 +22,7 @@ from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
 from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.pfedmb import PFedMB, mix
+from fedtailor.methods.pfedsim import PFedSim
 from fedtailor.methods.pflego import PFLEGO
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.methods.pgfed_ce import PGFedCE
@@ -266,6 +267,13 @@ def _(method: FedACS, observed: Observed) -> Evidence:
 @evidence.register
 def _(method: FedAMP, observed: Observed) -> Evidence:
     return _mixed(observed, observed.optimizer)
+
+
+@evidence.register
+def _(method: PFedSim, observed: Observed) -> Evidence:
+    """The model that was sent is the one with which the client begins, in the warm rounds and after them."""
+    start, end = observed.message["theta"], observed.upload["theta"]
+    return change(observed, "the model's change", start, end, slice(0, observed.layout.size))
 
 
 def _mixed(observed: Observed, settings: OptimizerSettings) -> Evidence:

@@ -14,13 +14,16 @@ from fedtailor.methods.apfl import APFL
 from fedtailor.methods.composition import compose
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedacs import FedACS
+from fedtailor.methods.fedala import FedALA
 from fedtailor.methods.fedamp import FedAMP
+from fedtailor.methods.fedas import FedAS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedfomo import FedFomo
+from fedtailor.methods.fedlc import FedLC
 from fedtailor.methods.fednova import FedNova
 from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedtailor.methods.fedper import FedPer
@@ -35,6 +38,7 @@ from fedtailor.methods.moon import MOON
 from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedmb import PFedMB
 from fedtailor.methods.pfedme import PFedMe
+from fedtailor.methods.pfedsim import PFedSim
 from fedtailor.methods.pflego import PFLEGO
 from fedtailor.methods.pgfed import PGFed
 from fedtailor.methods.pgfed_ce import PGFedCE
@@ -43,12 +47,12 @@ from fedtailor.methods.scaffold import SCAFFOLD
 
 METHODS = (
     *(Local, FedAvg, FedAvgFT),  # the two ends: alone, and all as one; and the way between
-    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova),  # one global model
+    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova, FedLC),  # one global model
     *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
-    *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN),  # some layers shared, others not
-    *(Ditto, PFedMe, APFL, PerFedAvg),  # a personal model beside or from the global one
-    *(IFCA, FedAMP, FedFomo),  # clients that help each other
+    *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
+    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA),  # a personal model beside or from the global one
+    *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 

@@ -28,8 +28,7 @@ Array = NDArray[Any]
 @torch.no_grad()
 def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
     """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
-    network.vector.copy_(theta)
-    network.module.eval()
+    _evaluate_at(network, theta)
     with network.precision():
         pieces = [network(padded(piece))[: len(piece)] for piece in x.split(EVALUATION_BATCH)]
     return torch.cat(pieces).to(theta.dtype) if len(x) else theta.new_empty(0, 1)
@@ -37,9 +36,14 @@ def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
 
 def features(network: Network, theta: Tensor, x: Inputs) -> Tensor | None:
     """Compute what enters the network's head, likewise; None if the network cannot be cut there."""
-    network.vector.copy_(theta)
-    network.module.eval()
+    _evaluate_at(network, theta)
     return frozen_features(network, x)
+
+
+def _evaluate_at(network: Network, theta: Tensor) -> None:
+    with torch.no_grad():
+        network.vector.copy_(theta)
+    network.module.eval()
 
 
 def padded(x: Held) -> Held:

@@ -97,6 +97,23 @@ def clipped_sum(
     return clipped_sum(network, function, take(x, finite), y[finite], loss, part, clip)
 
 
+@torch.no_grad()
+def squared_norms(network: Network, x: Inputs, y: Tensor, loss: Loss) -> Tensor:
+    """Compute ‖g_i‖² for every example i, at the network's present vector and in its present mode. Nothing is private
+    about it."""
+    network.differentiated += len(y)
+    whole, found = slice(0, network.layout.size), list[Tensor]()
+    pieces = min(MOST_EXAMPLES, max(1, MOST_NUMBERS // network.layout.size))
+    for start in range(0, len(y), pieces):
+        xs, ys = take(x[start : start + pieces], None), y[start : start + pieces]
+        ghost = ghost_of(network, network.module, xs, whole)
+        if ghost is not None and isinstance(xs, Tensor):
+            found.append(ghost.write_clipped_sum(xs, ys, loss, 1.0).square())
+        else:
+            found.append(example_gradients(network, network.module, xs, ys, loss, whole).square().sum(1))
+    return torch.cat(found)
+
+
 def example_gradients(network: Network, function: nn.Module, x: Held, y: Tensor, loss: Loss, part: slice) -> Tensor:
     """Compute the gradients of all examples by a part of the vector, a row each.
 

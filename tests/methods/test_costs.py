@@ -32,6 +32,12 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("pfedme", {}, ALL, ALL),
     ("per-fedavg", {}, ALL, ALL),
     ("apfl", {}, ALL, ALL + 1),  # α
+    ("fedala", {}, ALL, ALL),
+    ("fedas", {}, BODY, BODY + 1),  # tr F
+    ("fedas", {"weighting": "samples"}, BODY, BODY),
+    ("fedlc", {}, ALL, ALL),
+    ("pfedsim", {}, ALL, ALL),
+    ("pfedsim", {"warm_rounds": 0}, ALL, ALL),
     ("fedamp", {}, ALL + 1, ALL),  # the strength of the pull
     ("fedacs", {}, ALL, ALL),
     ("ifca", {"clusters": 3}, 3 * ALL, ALL + 3 + 2),  # a weight for each cluster, and the cluster's number

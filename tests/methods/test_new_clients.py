@@ -24,20 +24,8 @@ def after_two_rounds(method: str, **settings: Any) -> Simulation:
 
 
 GLOBAL = (
-    "fedavg",
-    "fedavgm",
-    "fedadam",
-    "fednova",
-    "fedprox",
-    "ditto",
-    "pgfed",
-    "pgfedmo",
-    "pgfed-ce",
-    "feddyn",
-    "fedrod",
-    "scaffold",
-    "moon",
-    "apfl",
+    *("fedavg", "fedavgm", "fedadam", "fednova", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn"),
+    *("fedrod", "scaffold", "moon", "apfl", "fedala", "fedlc"),
 )
 
 
@@ -54,7 +42,7 @@ def test_the_first_vector(method: str) -> None:
     assert torch.equal(run.personal_model(NEW), run.server.initial)
 
 
-@pytest.mark.parametrize("method", ["fedper", "pflego"])
+@pytest.mark.parametrize("method", ["fedper", "pflego", "fedas"])
 def test_the_shared_body_under_a_first_head(method: str) -> None:
     run = after_two_rounds(method)
     body, initial = run.server.state["body"], run.server.initial

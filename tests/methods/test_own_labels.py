@@ -7,7 +7,7 @@ import fedtailor as ft
 from tests.methods.problems import OWN, own_label_clients
 
 
-@pytest.mark.parametrize("method", ["pflego", "fedper", "fedrep", "fedrecon"])
+@pytest.mark.parametrize("method", ["pflego", "fedper", "fedrep", "fedrecon", "fedas"])
 def test_outputs_that_a_client_does_not_have_take_no_part(method: str) -> None:
     """Their weights stay where they began, and no sample is taken for one of them."""
     result = ft.run(method, data=own_label_clients(), **OWN)
