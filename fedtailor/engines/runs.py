@@ -27,7 +27,7 @@ from fedtailor.engines.trackers import Track, Tracking
 from fedtailor.experiment import DATA_SETTINGS, SETTING_NAMES, Experiment, Settings, make_experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.experiment.tuned import SHIPPED, find_settings, for_run, tuned_in_words
-from fedtailor.method import Method
+from fedtailor.method import OWN_STEP, Method
 from fedtailor.methods import check_class, make_method, method_class
 from fedtailor.models import ModelLike
 from fedtailor.server.loop import Loop
@@ -326,7 +326,8 @@ def _split(kind: type[Method], settings: Mapping[str, Any]) -> tuple[dict[str, A
     for name in settings:
         if name not in SETTING_NAMES and name not in kind.model_fields:
             raise unknown("setting or parameter", name, [*SETTING_NAMES, *kind.model_fields])
-    own = {name: value for name, value in settings.items() if name in kind.model_fields}
+    theirs = kind.model_fields.keys() - (set(SETTING_NAMES) - OWN_STEP.keys())
+    own = {name: value for name, value in settings.items() if name in theirs}
     rest = {name: value for name, value in settings.items() if name not in own and name != "parameters"}
     given = settings.get("parameters", {})
     if not isinstance(given, Mapping):

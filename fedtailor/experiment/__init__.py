@@ -36,13 +36,17 @@ __all__ = [
     "read_experiment",
 ]  # fmt: skip
 
+# Settings that are younger than the names of recorded runs: with their defaults, these would be others.
+YOUNGER = ("drop_unlabelled", "server_optimizer", "server_lr")
+
 
 def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> str:
     """A checksum of all that decides a run's numbers: equal experiments have equal ones. `parameters` are the method's,
     complete."""
     settings = {**deciding_settings(experiment), "parameters": dict(parameters)}
-    if not experiment.drop_unlabelled:  # younger than the names of recorded runs, which would be others with it
-        del settings["drop_unlabelled"]
+    for name in YOUNGER:
+        if settings[name] == Experiment.model_fields[name].default:
+            del settings[name]
     if experiment.evaluation.metrics is None:  # likewise
         del settings["evaluation"]["metrics"]
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -218,7 +218,7 @@ def test_clients_that_share_a_model_are_measured_as_each_alone() -> None:
     reply = sites.handle(EvaluateShared(1, 1, {"theta": theta}, others=(2, 4)))
     assert reply.clients == (1, 2, 4)
     for client, measured in zip(reply.clients, reply.measured, strict=True):
-        alone = sites.site(client).measure(theta)
+        alone = sites.site(client).measure(sites.site(client).network_at(theta))
         assert set(measured) == {"validation", "test", "train"}
         for split in measured:
             assert defined(measured[split]) == pytest.approx(defined(alone[split]), rel=1e-5)
@@ -230,7 +230,7 @@ def test_clients_that_share_a_model_are_measured_as_each_alone() -> None:
 def test_measuring_after_training_is_of_the_clients_own_upload() -> None:
     sites = make_sites(method=Plain())
     reply = sites.handle(Train(1, 1, message(sites), measure=True))
-    assert reply.measured == [sites.site(1).measure(reply.upload["theta"])]
+    assert reply.measured == [sites.site(1).measure(sites.site(1).network_at(reply.upload["theta"]))]
     assert sites.handle(Train(1, 1, message(sites))).measured == []
 
 
@@ -248,10 +248,10 @@ def test_adapting_tells_the_path_of_the_model_and_of_one_from_scratch() -> None:
     site = sites.site(4)
     assert len(reply.measured) == 2 * 3
     for begin, place in ((start, 0), (sites.terms.initial, 3)):
-        assert reply.measured[place] == site.measure(begin)
+        assert reply.measured[place] == site.measure(site.network_at(begin))
         for epochs in (1, 2):
             tuned = site.client(0, {}).descend(begin, epochs=epochs, steps=None, purpose="fine-tuning")
-            assert reply.measured[place + epochs] == site.measure(tuned)
+            assert reply.measured[place + epochs] == site.measure(site.network_at(tuned))
     assert torch.equal(reply.upload["theta"], site.fine_tuned(start))
 
 

@@ -87,7 +87,8 @@ def test_a_client_that_is_not_called_is_evaluated_with_the_present_global_model(
     idle = {i for participants in rounds[:-1] for i in participants} - set(rounds[-1])
     assert idle
     for i, measured in result.clients[-1].results.items():
-        assert measured == run.sites.site(i).measure(result.personal_vector(i))
+        site = run.sites.site(i)
+        assert measured == site.measure(site.network_at(result.personal_vector(i)))
     assert all(result.clients[-1].results[i] != before[i] for i in idle)
 
 
@@ -97,5 +98,6 @@ def test_right_after_its_work_a_client_mixes_with_its_own_w() -> None:
     run, states = result.simulation, final(result)
     for i in who(result)[0]:
         alpha, v, w = states[f"{i}/alpha"], states[f"{i}/v"], log.up[1, i]["theta"]
-        expected = run.sites.site(i).measure(alpha * v + (1 - alpha) * w)
+        site = run.sites.site(i)
+        expected = site.measure(site.network_at(alpha * v + (1 - alpha) * w))
         assert run.loop.evaluator.known[i][1] == expected

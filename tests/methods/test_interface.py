@@ -16,6 +16,7 @@ from tests.methods.parts import close
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 4, "model": "mlp:16", "rounds": 2, "max_train": 40}
 SMALL |= {"engine": "in-process", "on_failure": "stop"}
+OWN_DATA: dict[str, Any] = {"model": "mlp:16", "rounds": 1, "engine": "in-process", "on_failure": "stop"}
 
 
 class HeadFirst(nn.Module):
@@ -52,7 +53,8 @@ class Looks(ft.Method):
         theta = message["theta"]
         z, (x, y) = client.flat_features(theta), client.train_data
         assert torch.equal(client.outputs(theta), client.outputs(theta, x))
-        assert client.outputs(theta, client.validation_data[0]).shape == (len(client.validation_data[1]), 10)
+        n_outputs = client.layout.n_outputs
+        assert client.outputs(theta, client.validation_data[0]).shape == (len(client.validation_data[1]), n_outputs)
         whole = torch.func.functional_call(client.network.module, client.network.tensors(theta), (x,))
         assert torch.allclose(client.outputs(theta), whole.detach(), atol=1e-6)
         found = client.features(theta, x[:3])
@@ -93,10 +95,10 @@ def test_targets_without_classes_have_outputs_alone() -> None:
 def test_features_outputs_and_class_means_are_those_of_plain_pytorch(engine: str) -> None:
     data = digits([40, 30, 50])
     data[1] = (data[1][0][data[1][1] < 4], data[1][1][data[1][1] < 4])  # this client has four classes alone
-    result = ft.run(Looks(), data=data, **{**SMALL, "data": data, "rounds": 1, "engine": engine})
+    result = ft.run(Looks(), **{**OWN_DATA, "data": data, "engine": engine})
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     nn.utils.vector_to_parameters(result.simulation.server.initial, module.parameters())
-    fitted = ft.run(Looks(), **{**SMALL, "data": data, "rounds": 1}).simulation
+    fitted = ft.run(Looks(), **{**OWN_DATA, "data": data}).simulation
     loop_message = fitted.server.initial
     for number in range(3):
         client = fitted.sites.site(number).client(1, {})

@@ -34,7 +34,8 @@ def written(result: ft.RunResult, client: int, stem: Path, **more: Any) -> Path:
     """The model file that a site of this run writes."""
     simulation = result.simulation
     theta, own = result.personal_vector(client), alone(result.data, client)
-    measured = Site(client, own.client(client), simulation.terms).measure(theta)
+    site = Site(client, own.client(client), simulation.terms)
+    measured = site.measure(site.network_at(theta))
     files = write_site_model(
         stem, result.experiment, simulation.terms, own, client, theta, measured, simulation.finished, **more
     )

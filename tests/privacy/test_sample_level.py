@@ -248,7 +248,7 @@ def test_a_model_that_is_measured_after_training_is_plain() -> None:
     with isolated():
         reply = made.sites.handle(Train(1, 0, message, measure=True))
         theta = made.terms.method.personal_model(site.client(1, {}), {**message, **reply.upload})
-        assert reply.measured == [site.measure(theta)]
+        assert reply.measured == [site.measure(site.network_at(theta))]
 
 
 # --- counting ---

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from tests.test_more_metrics import missed
 
+MISSED = "tests.test_more_metrics:missed"
 SMALL: dict[str, Any] = {"clients": 6, "rounds": 2, "epochs": 1, "model": "mlp:8", "engine": "in-process"}
 
 
@@ -27,7 +27,7 @@ def check(found: dict[tuple[float, float], int], values: list[float]) -> None:
 
 
 def test_it_counts_the_clients_of_a_run(tmp_path: Path) -> None:
-    result = ft.run("ditto", metrics={"missed": missed}, out=tmp_path / "run", **SMALL)
+    result = ft.run("ditto", metrics={"missed": MISSED}, out=tmp_path / "run", **SMALL)
     own = [metrics for _, metrics in sorted(result.per_client.items())]
     check(counted(ft.histogram(result))[0], [100 * float(metrics.accuracy or 0) for metrics in own])
     check(counted(ft.histogram(tmp_path / "run", "loss"))[0], [float(metrics.loss or 0) for metrics in own])

@@ -24,11 +24,11 @@ OWN, USELESS = "its server takes a step of its own", "no mean of its uploads is 
 NAMED = "it has one by its name"
 REFUSED = {
     **dict.fromkeys(("pflego", "scaffold", "fedrecon", "feddyn", "fednova"), OWN),
-    **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo"), USELESS),
+    **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim"), USELESS),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), NAMED),
 }
 MOVED = {"lg-fedavg": "shared", "fedbn": "shared", "pfedmb": "W"}
-BODIES = ("fedper", "fedrep", "fedbabu")
+BODIES = ("fedper", "fedrep", "fedbabu", "fedas")
 
 
 @pytest.mark.parametrize("method", all_methods())

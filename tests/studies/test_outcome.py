@@ -187,7 +187,8 @@ def test_figure_four_has_the_curve_that_its_number_is_the_end_of(tmp_path: Path)
         theta = simulation.loop.method.global_model(simulation.server)
         assert theta is not None
         untuned = replace(simulation.prepared.terms, fine_tune=0)
-        before = [Site(c, simulation.data.client(c), untuned).measure(theta)["test"].accuracy for c in (4, 5)]
+        sites = [Site(client, simulation.data.client(client), untuned) for client in (4, 5)]
+        before = [site.measure(site.network_at(theta))["test"].accuracy for site in sites]
         curve = next(line["curve"] for line in outcome["rows"] if line["row"] == row.name)
         assert curve[0] == pytest.approx(100 * fmean(accuracy or 0 for accuracy in before))
         assert result.path is not None

@@ -269,5 +269,5 @@ def gain_of(prepared: Prepared, theta: torch.Tensor, explicit: bool, client: int
     """A client's gain, computed in this process."""
     site = Site(client, prepared.data.client(client), prepared.terms)
     *_, personal = personalize(prepared, theta, explicit, client)
-    before, after = (accuracy_of(site.measure(vector)["test"]) for vector in (theta, personal))
+    before, after = (accuracy_of(site.measure(site.network_at(vector))["test"]) for vector in (theta, personal))
     return after - before
