@@ -105,6 +105,8 @@ class Tuner:
                 raise FedtailorError(f"{self.out} exists already and is not a tuning: choose another --out.")
             return
         before, now = read_experiment(self.out / FILE), parse_toml(write_toml(self.written()))
+        fields = Experiment.model_fields  # a setting that an older version did not have had its default
+        before = {n: v for n, v in now.items() if n in fields and v == fields[n].default} | before
         both = [method for method in now["methods"] if method in before.get("methods", [])]
         if found := first_difference(_deciding(before, both), _deciding(now, both)):
             name, there, here = found

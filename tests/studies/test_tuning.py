@@ -216,6 +216,16 @@ class TestTestData:
         assert found[0][:2] == found[1][:2]
         assert found[0][2] != found[1][2]
 
+    def test_a_tuning_of_an_older_version_without_a_setting_goes_on(self, tmp_path: Path) -> None:
+        tuner(tmp_path).begin()
+        written = tmp_path / "tuning.toml"
+        lines = written.read_text().splitlines(keepends=True)
+        older = [line for line in lines if not line.startswith("drop_unlabelled")]
+        assert len(older) < len(lines)
+        written.write_text("".join(older))
+        tuner(tmp_path).begin()
+        assert written.read_text() == "".join(lines)
+
     @pytest.mark.parametrize(
         ("change", "said"),
         [
