@@ -205,11 +205,16 @@ def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCUR
         metrics = [measured[client][of_split] for client in sorted(measured) if of_split in measured[client]]
         own = [name for name in dict.fromkeys(name for of in metrics for name in of.more) if split != "train_"]
         for name in (*MEASURED, *own):
-            pairs = [(value, of.n_samples) for of in metrics if (value := _value(of, name)) is not None]
-            values[split + name], weights = [value for value, _ in pairs], [count for _, count in pairs]
+            each = [(getattr(of, name) if name in MEASURED else of.more.get(name), of.n_samples) for of in metrics]
+            found = values[split + name] = [value for value, _ in each if value is not None]
+            weights = [count for value, count in each if value is not None]
             by_samples = (average == "sample" or split == "train_") and any(weights)
-            if pairs and isfinite(mean := np.average(values[split + name], weights=weights if by_samples else None)):
-                (more[split] if name in own else means)[split * (name not in own) + name] = float(mean)
+            if not found or not isfinite(mean := float(np.average(found, weights=weights if by_samples else None))):
+                continue
+            if name in MEASURED:
+                means[split + name] = mean
+            else:
+                more[split][name] = mean
     std, worst_decile = _spread(values.get(metric.field, []), metric.higher_is_better)
     accuracy_std, accuracy_worst_decile = _spread(values["accuracy"], higher_is_better=True)
     return Averages(
@@ -222,11 +227,6 @@ def averages(measured: dict[int, Measured], average: str, metric: Metric = ACCUR
         validation_more=more["validation_"],
         evaluated=len(values["loss"]),
     )
-
-
-def _value(metrics: Metrics, name: str) -> float | None:
-    value: float | None = getattr(metrics, name) if name in MEASURED else metrics.more.get(name)
-    return value
 
 
 def _spread(values: list[float], higher_is_better: bool) -> tuple[float | None, float | None]:

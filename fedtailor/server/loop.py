@@ -20,7 +20,7 @@ from fedtailor.messages import NEVER, Message, Reply, Size, Train, check_tensors
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.server.aggregation import Aggregator, make_aggregator
-from fedtailor.server.aggregation.server_optimizer import optimised
+from fedtailor.server.aggregation.server_optimizer import PLAIN, chosen_optimizer, optimised
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, clients_record, early_stop
@@ -62,6 +62,7 @@ class Loop:
         self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
         self._participation = Participation.parse(experiment.participation)
         self._rule = Rule.parse(experiment.aggregation)
+        self._takes_steps = chosen_optimizer(experiment, self.method) != PLAIN
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
@@ -140,7 +141,7 @@ class Loop:
 
     def round(self, number: int, transport: Transport) -> RoundRecord:
         """Do one round: send, train, receive, evaluate, record."""
-        begin = time.perf_counter()
+        begin, patience = time.perf_counter(), self.experiment.evaluation.patience
         participants, known = self.call(number), {about for record in self.rounds for about in record.warnings}
         sent, total, replies, misled = self._train(number, transport)
         self._round_complete = False
@@ -155,7 +156,9 @@ class Loop:
         if counted or total.always:
             aggregated = total.total()
             with self._phase("aggregation", "receive"):
-                self.method.receive(self.server, optimised(aggregated, self.experiment, self.method, self.server))
+                if self._takes_steps:
+                    aggregated = optimised(aggregated, self.experiment, self.method, self.server)
+                self.method.receive(self.server, aggregated)
                 check_tensors("the server's state", self.server.state)
         self.versions |= {client: reply.version for client, reply in counted.items() if reply.version != NEVER}
         transport.accept(list(counted))
@@ -187,7 +190,7 @@ class Loop:
         if self.budget is not None:
             self._account(record, self.budget)
         self.rounds.append(record)
-        if found_stop := early_stop(self.rounds, self.experiment.evaluation.patience, self.metric):
+        if patience and (found_stop := early_stop(self.rounds, patience, self.metric)):
             record.stop = record.stop or found_stop.in_words(self.metric)
         clients = clients_record(number, found.measured, down, up)
         if self.directory is None:

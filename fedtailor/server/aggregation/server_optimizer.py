@@ -15,6 +15,8 @@ from fedtailor.experiment import Experiment
 from fedtailor.method import Mean, Method, Server, Total
 from fedtailor.training.optimizer import SERVER_LR, ServerOptimizer, server_change, server_moments
 
+PLAIN: tuple[ServerOptimizer, float] = ("sgd", 1.0)  # the mean itself
+
 
 def chosen_optimizer(experiment: Experiment, method: Method) -> tuple[ServerOptimizer, float]:
     """Return the server's optimiser and its learning rate, η."""
@@ -28,8 +30,6 @@ def optimised(total: Total, experiment: Experiment, method: Method, server: Serv
     changes of what the server broadcasts, such as a mean loss, stay as they are; so do BatchNorm's buffers, which no
     step may move, and tensors to which no client gave any weight."""
     kind, lr = chosen_optimizer(experiment, method)
-    if (kind, lr) == ("sgd", 1.0):
-        return total
     broadcast, moved = method.broadcast(server), dict[str, Tensor]()
     for name in method.means:
         mean = total[name]
@@ -69,7 +69,7 @@ def _used(total: Total, method: Method, server: Server, name: str) -> Tensor:
 def check_server_optimizer(experiment: Experiment, method: Method, started: Callable[[], Server]) -> None:
     """Refuse an optimiser of the server that has nothing to move. `started` makes a server to look at."""
     kind, lr = chosen_optimizer(experiment, method)
-    if (kind, lr) == ("sgd", 1.0) or set(method.means) & method.broadcast(started()).keys():
+    if (kind, lr) == PLAIN or set(method.means) & method.broadcast(started()).keys():
         return
     name = "server_lr" if kind == "sgd" else f"server_optimizer {kind}"
     raise FedtailorError(
