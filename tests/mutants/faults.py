@@ -184,6 +184,12 @@ FAULTS = [
           "batch.outputs + margins", "tests/methods/test_fedlc.py::test_follows_its_formula"),
     Fault("pFedSim mixes heads too", "fedtailor/methods/pfedsim.py", "mix[server.head] = own[server.head]", "pass",
           "tests/methods/test_pfedsim.py::test_follows_its_formulas"),
+    Fault("FedProto's prototypes lack their length in the score", "fedtailor/methods/fedproto.py",
+          "-P.square().sum(1, keepdim=True)", "0 * P.sum(1, keepdim=True)",
+          "tests/methods/test_fedproto.py::test_follows_its_formulas"),
+    Fault("FedProto forgets the classes of those who are away", "fedtailor/methods/fedproto.py",
+          'torch.where(seen, total["prototypes"], P)', 'total["prototypes"]',
+          "tests/methods/test_fedproto.py::test_prototypes_stay_where_nobody_of_a_round_has_the_class"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
