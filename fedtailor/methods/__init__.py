@@ -37,6 +37,7 @@ from fedtailor.methods.lg_fedavg import LGFedAvg
 from fedtailor.methods.local import Local
 from fedtailor.methods.moon import MOON
 from fedtailor.methods.per_fedavg import PerFedAvg
+from fedtailor.methods.pfedfda import PFedFDA
 from fedtailor.methods.pfedmb import PFedMB
 from fedtailor.methods.pfedme import PFedMe
 from fedtailor.methods.pfedsim import PFedSim
@@ -52,7 +53,7 @@ METHODS = (
     *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
-    *(FedProto,),  # means of each class
+    *(FedProto, PFedFDA),  # means of each class
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
 )

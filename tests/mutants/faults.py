@@ -190,6 +190,11 @@ FAULTS = [
     Fault("FedProto forgets the classes of those who are away", "fedtailor/methods/fedproto.py",
           'torch.where(seen, total["prototypes"], P)', 'total["prototypes"]',
           "tests/methods/test_fedproto.py::test_prototypes_stay_where_nobody_of_a_round_has_the_class"),
+    Fault("pFedFDA's Gaussians are its own alone", "fedtailor/methods/pfedfda.py",
+          "b * one + (1 - b) * other for b", "one for b", "tests/methods/test_pfedfda.py::test_follows_its_formulas"),
+    Fault("pFedFDA chooses its shares on the samples that they are of", "fedtailor/methods/pfedfda.py",
+          "zip(own, reversed(halves), strict=True)", "zip(own, halves, strict=True)",
+          "tests/methods/test_pfedfda.py::test_the_two_betas_are_the_best_for_the_other_half"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
