@@ -33,6 +33,7 @@ from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
 from fedtailor.methods.fedrod import FedRoD
 from fedtailor.methods.ifca import IFCA
+from fedtailor.methods.knn_per import KNNPer
 from fedtailor.methods.lg_fedavg import LGFedAvg
 from fedtailor.methods.local import Local
 from fedtailor.methods.moon import MOON
@@ -54,7 +55,7 @@ METHODS = (
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
     *(FedProto, PFedFDA),  # means of each class
-    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA),  # a personal model beside or from the global one
+    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, KNNPer),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}

@@ -116,7 +116,9 @@ def test_a_run_of_own_gaussians_takes_nothing_of_the_common_ones_but_missing_mea
         has = site.class_counts >= 3
         other = {**message, "means": torch.where(has[:, None], message["means"] + 1, message["means"]),
                  "covariance": 3 * message["covariance"]}  # fmt: skip
-        assert torch.equal(side.terms.method.personal_model(site, other), side.terms.method.personal_model(site, message))
+        assert torch.equal(
+            side.terms.method.personal_model(site, other), side.terms.method.personal_model(site, message)
+        )
 
 
 @pytest.mark.parametrize("change", [-0.5, 1e-8])

@@ -195,6 +195,10 @@ FAULTS = [
     Fault("pFedFDA chooses its shares on the samples that they are of", "fedtailor/methods/pfedfda.py",
           "zip(own, reversed(halves), strict=True)", "zip(own, halves, strict=True)",
           "tests/methods/test_pfedfda.py::test_the_two_betas_are_the_best_for_the_other_half"),
+    Fault("kNN-Per's memory is of the initial network", "fedtailor/methods/knn_per.py",
+          "client.flat_features(theta, x), client.flat_features(theta)",
+          "client.flat_features(theta, x), client.flat_features(client.initial)",
+          "tests/methods/test_knn_per.py::test_with_one_neighbour_and_the_memory_alone_it_is_the_nearest_neighbour"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
