@@ -96,7 +96,7 @@ class PFedFDA(Method):
             for gaussians, other in zip(own, reversed(halves), strict=True):
                 W, b = discriminant(mixed(beta.clamp(0, 1), gaussians, shared), prior(client))
                 total = total + cross_entropy(z[other] @ W.T + b, y[other])
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             return total
 
         with torch.enable_grad():
