@@ -25,6 +25,7 @@ from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedfomo import FedFomo
 from fedtailor.methods.fedlc import FedLC
 from fedtailor.methods.fednova import FedNova
+from fedtailor.methods.fedntd import FedNTD
 from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedproto import FedProto
@@ -50,7 +51,7 @@ from fedtailor.methods.scaffold import SCAFFOLD
 
 METHODS = (
     *(Local, FedAvg, FedAvgFT),  # the two ends: alone, and all as one; and the way between
-    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova, FedLC),  # one global model
+    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova, FedLC, FedNTD),  # one global model
     *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not

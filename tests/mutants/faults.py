@@ -199,6 +199,8 @@ FAULTS = [
           "client.flat_features(theta, x), client.flat_features(theta)",
           "client.flat_features(theta, x), client.flat_features(client.initial)",
           "tests/methods/test_knn_per.py::test_with_one_neighbour_and_the_memory_alone_it_is_the_nearest_neighbour"),
+    Fault("FedNTD distils the true class too", "fedtailor/methods/fedntd.py", "one_hot(batch.y, classes) == 0",
+          "one_hot(batch.y, classes) >= 0", "tests/methods/test_fedntd.py::test_follows_its_formula"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
