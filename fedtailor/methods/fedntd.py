@@ -12,9 +12,9 @@ from fedtailor.method import Batch, Client, Message, Method, Search
 class FedNTD(Method):
     """FedAvg with distillation of the received model on all but the true class of each sample (Lee et al. 2022).
 
-    f and g are the logits of a sample under the present and the received model, f_¬y and g_¬y those of the C − 1 classes
-    that it is not of. A client's loss is ℓ_sup + β τ² KL(softmax(g_¬y / τ) ‖ softmax(f_¬y / τ)). The received model sees
-    all samples once a round, in evaluation mode.
+    f and g are the logits of a sample under the present and the received model, f_¬y and g_¬y those of the C − 1
+    classes that it is not of. A client's loss is ℓ_sup + β τ² KL(softmax(g_¬y / τ) ‖ softmax(f_¬y / τ)). The received
+    model sees all samples once a round, in evaluation mode.
 
     Limits: `beta=0` is FedAvg. So is, but for rounding, a federation with two classes, and one in which every client
     takes a single step on all its samples: at g the divergence has no gradient. New clients: the global model.

@@ -58,12 +58,12 @@ def test_classes_that_a_client_lacks_are_forgotten_less() -> None:
     knew = ft.run("fedavg", **EXACT, data=[(x[:600], y[:600])], model="mlp:16", rounds=15, seed=3)
     few = y[600:] < 3
     losses = {}
-    for beta in (0.0, 1.0, 5.0):
+    for beta in (0.0, 0.3, 3.0):
         run = ft.run(FedNTD(beta=beta), **EXACT, data=[(x[600:][few], y[600:][few])] * 2, model=trained(knew), rounds=1,
-                     epochs=3).simulation  # fmt: skip
+                     epochs=5, lr=0.01).simulation  # fmt: skip
         scores = run.predict(0, x[600:][~few].double()).log_softmax(1)
         losses[beta] = -float(scores[torch.arange(len(scores)), y[600:][~few]].mean())
-    assert losses[0.0] > losses[1.0] > losses[5.0]
+    assert losses[0.0] > 1.1 * losses[0.3] > 1.1 * losses[3.0]
 
 
 def trained(result: ft.RunResult) -> nn.Module:
