@@ -32,6 +32,12 @@ PATH_OF_SGD = {
 # What a method refuses whose server does not put a mean in the place of what was sent. It may have parameters of these
 # names: they are then the method's own.
 OWN_STEP = dict.fromkeys(("server_optimizer", "server_lr"), "its server takes a step of its own")
+# What a method refuses whose clients share something for each class: a class must be the same for all of them, and what
+# is shared is no part of a model, which a server's optimiser could move along.
+BY_CLASS = {
+    "labels": "the clients share means of each class, and have none in common where every client numbers its own",
+    **dict.fromkeys(("server_optimizer", "server_lr"), "class means are no parameters, which steps could improve"),
+}
 BLOCK = 1 << 26  # numbers in a block of rows: 256 MiB in single precision
 
 __all__ = [

@@ -78,7 +78,7 @@ def optimizer_settings(experiment: Experiment, network: Network) -> OptimizerSet
     )
 
 
-def check_training(experiment: Experiment, method: Method, device: torch.device) -> None:
+def check_training(experiment: Experiment, method: Method, data: FederatedData, device: torch.device) -> None:
     """Refuse settings that do not go together, or that the method cannot train with."""
     if experiment.optimizer != "sgd" and experiment.momentum:
         raise FedtailorError(
@@ -89,7 +89,7 @@ def check_training(experiment: Experiment, method: Method, device: torch.device)
     if experiment.autocast and not is_autocast_available(device.type):
         raise FedtailorError(f"The device {device} has no autocast to bfloat16: leave --autocast out.")
     for setting, reason in method.refuses.items():
-        value = getattr(experiment, setting)
+        value = "own" if setting == "labels" and data.own_classes else getattr(experiment, setting)
         if value != Experiment.model_fields[setting].default:
             raise FedtailorError(
                 f"{type(method).__name__} cannot train with {setting} {value}: {reason}; leave it out, or take another "

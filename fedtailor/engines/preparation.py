@@ -178,8 +178,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     check_trackers(experiment.track)
     device = find_device(experiment.device)
     method = objects.method or find_method(experiment.method, experiment.parameters)
-    check_training(experiment, method, device)
     data = partition_data(experiment, objects.data, partition=objects.partition).to(device)
+    check_training(experiment, method, data, device)
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
     training = data.n_clients - len(data.new)

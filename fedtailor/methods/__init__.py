@@ -25,17 +25,21 @@ from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedfomo import FedFomo
 from fedtailor.methods.fedlc import FedLC
 from fedtailor.methods.fednova import FedNova
+from fedtailor.methods.fedntd import FedNTD
 from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedtailor.methods.fedper import FedPer
+from fedtailor.methods.fedproto import FedProto
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
 from fedtailor.methods.fedrod import FedRoD
 from fedtailor.methods.ifca import IFCA
+from fedtailor.methods.knn_per import KNNPer
 from fedtailor.methods.lg_fedavg import LGFedAvg
 from fedtailor.methods.local import Local
 from fedtailor.methods.moon import MOON
 from fedtailor.methods.per_fedavg import PerFedAvg
+from fedtailor.methods.pfedfda import PFedFDA
 from fedtailor.methods.pfedmb import PFedMB
 from fedtailor.methods.pfedme import PFedMe
 from fedtailor.methods.pfedsim import PFedSim
@@ -47,11 +51,12 @@ from fedtailor.methods.scaffold import SCAFFOLD
 
 METHODS = (
     *(Local, FedAvg, FedAvgFT),  # the two ends: alone, and all as one; and the way between
-    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova, FedLC),  # one global model
+    *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova, FedLC, FedNTD),  # one global model
     *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
-    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA),  # a personal model beside or from the global one
+    *(FedProto, PFedFDA),  # means of each class
+    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, KNNPer),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}

@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
-from fedtailor._common.errors import FedtailorError
 from fedtailor.method import Batch, Client, Message, Method, Search
 from fedtailor.training.optimizer import optimizer_step
 
@@ -43,14 +42,14 @@ class FedRoD(Method):
     search: ClassVar[Search] = {"gamma": "0..1"}
 
     def train(self, client: Client, message: Message) -> Message:
-        weight, prior = linear_head(client).weight, self._prior(client)
+        shape, prior = client.layout.linear_head(self.title), self._prior(client)
         zero = torch.zeros_like(client.initial[client.head])
         phi = client.state.get("phi", zero).clone().requires_grad_()
         moments, factors = client.moments("phi", zero), client.optimizer.factors(client.n_steps)
 
         def objective(batch: Batch) -> Tensor:
             features, generic = batch.features, batch.outputs
-            W, b = phi[: weight.numel()].view_as(weight), phi[weight.numel() :]
+            W, b = phi[: shape.numel()].view(shape), phi[shape.numel() :]
             both = generic.detach() + linear(features.detach(), W, b if len(b) else None)
             return batch.loss_function(generic + prior, batch.y) + batch.loss_function(both, batch.y)
 
@@ -65,10 +64,7 @@ class FedRoD(Method):
 
     def _prior(self, client: Client) -> Tensor:
         """Compute γ log N_c for every class."""
-        y = client.train_data[1]
-        if y.is_floating_point() or y.dim() != 1:
-            raise FedtailorError("FedRoD balances classes, so its targets must be one class label per sample")
-        sizes = y.bincount(minlength=linear_head(client).out_features).to(client.initial) ** self.gamma
+        sizes = client.class_counts**self.gamma
         return sizes.clamp(min=torch.finfo(sizes.dtype).tiny).log()
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
@@ -76,12 +72,3 @@ class FedRoD(Method):
         if "phi" in client.state:
             theta = torch.cat([theta[client.body], theta[client.head] + client.state["phi"]])
         return theta
-
-
-def linear_head(client: Client) -> nn.Linear:
-    """Return the head, which must be one linear layer: only then do two heads add up to one."""
-    module = client.network.head_module()
-    leaves = [layer for layer in module.modules() if not list(layer.children())] if module is not None else []
-    if len(leaves) != 1 or not isinstance(leaves[0], nn.Linear):
-        raise FedtailorError("FedRoD needs a head that is one linear layer, the last of the network: set head=1")
-    return leaves[0]

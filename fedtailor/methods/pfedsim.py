@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedtailor._common.errors import FedtailorError
 from fedtailor.method import Client, Each, Message, Method, Search, Server, Total, Uploads
 
 OWN = 0.9999  # what a client's similarity to itself counts as, and the most that another's does: 1 would be ∞ in w
@@ -44,7 +43,7 @@ class PFedSim(Method):
     search: ClassVar[Search] = {"warm_rounds": "0..20"}
 
     def start(self, server: Server) -> None:
-        classifier(server, server.initial[None])  # refused before any work
+        server.layout.linear_head(self.title)  # whose rows it compares
         n = server.n_clients
         server.state["theta"] = server.initial  # the global model of the warm rounds
         server.state["S"] = torch.eye(n, dtype=torch.float64, device="cpu")  # not every device has float64
@@ -82,7 +81,9 @@ class PFedSim(Method):
         for client, theta in total.each("theta").items():
             server.keep(client, {"theta": theta})
         S, trained, met = server.state["S"].clone(), server.state["trained"].clone(), torch.tensor(total.clients)
-        psi = normalize(classifier(server, total.rows("theta")).double(), dim=2).cpu()
+        shape = server.layout.linear_head(self.title)
+        heads = total.rows("theta")[:, server.head][:, : shape.numel()].view(-1, *shape)
+        psi = normalize(heads.double(), dim=2).cpu()
         S[met[:, None], met] = torch.einsum("icd,jcd->ij", psi, psi).div(psi.shape[1]).clamp(min=0)
         trained[met] = True
         server.state |= {"S": S.fill_diagonal_(1.0), "trained": trained}
@@ -96,11 +97,3 @@ class PFedSim(Method):
     def observe(self, server: Server) -> Message:
         """Record the similarities, and the weights that they give for all clients."""
         return {"S": server.state["S"], "weights": self.weights(server, [*range(server.n_clients)])}
-
-
-def classifier(server: Server, models: Tensor) -> Tensor:
-    """View the weights of the models' heads as (model, class, feature)."""
-    shapes = [*server.layout.head_shapes.values()]
-    if [len(shape) for shape in shapes] not in ([2], [2, 1]):
-        raise FedtailorError("pFedSim needs a head that is one linear layer, whose rows it compares: set head=1.")
-    return models[:, server.head][:, : shapes[0].numel()].view(len(models), *shapes[0])

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedtailor._common.errors import FedtailorError
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -15,7 +17,7 @@ class Layout:
 
     `n_features` is the number of inputs of the head for one sample, `n_outputs` that of the network's outputs (of the
     classes, in a classification); None where they are not a row of numbers a sample. `head_shapes` has the shapes of
-    the head's tensors, by name.
+    the head's tensors, by name. `linear` says that the head is one linear layer, after which nothing comes.
 
     `extra` has the place of each tensor that the method trains beside the network (`Method.extra_tensors`), behind the
     head, and `extra_shapes` its shape.
@@ -30,6 +32,7 @@ class Layout:
     n_features: int | None = None
     n_outputs: int | None = None
     head_shapes: dict[str, torch.Size] = field(default_factory=dict)
+    linear: bool = False
     extra: dict[str, slice] = field(default_factory=dict)
     extra_shapes: dict[str, torch.Size] = field(default_factory=dict)
 
@@ -37,6 +40,17 @@ class Layout:
     def network(self) -> slice:
         """The slice of the vector that is the network: all but the method's extra tensors."""
         return slice(0, self.head.stop)
+
+    def linear_head(self, method: str, bias: bool = False) -> torch.Size:
+        """Return the shape of a linear head's weights, outputs × features, for a method that can do with no other.
+
+        `bias` says that it must have one: in the head's slice, it comes after the weights.
+        """
+        shapes = [*self.head_shapes.values()]
+        if not self.linear or (bias and len(shapes) == 1):
+            wanted = "one linear layer" + " with a bias" * bias
+            raise FedtailorError(f"{method} needs a head that is {wanted}, the last of the network: set head=1.")
+        return shapes[0]
 
     def extras(self, vector: Tensor) -> dict[str, Tensor]:
         """View the method's extra tensors in a vector, by name."""

@@ -8,6 +8,7 @@ head lie the tensors that a method trains beside the network.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, cast
 
@@ -107,6 +108,7 @@ class Network:
             extra=extra_places,
             extra_shapes={name: tensor.shape for name, tensor in initial.items()},
         )
+        self.layout = replace(self.layout, linear=self._linear_head())
         self._place(torch.zeros(start, device=device, dtype=dtype))
         placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}
         self._constants = [
@@ -268,6 +270,13 @@ class Network:
         shared = [piece[0] for piece in takewhile(lambda piece: len(set(piece)) == 1, pieces)]
         within = [name for name in self.layout.layers if name.split(".")[: len(shared)] == shared]
         return self.module.get_submodule(".".join(shared)) if shared and set(within) == set(self.head_names) else None
+
+    def _linear_head(self) -> bool:
+        """Find out whether the outputs are one linear layer of the features, and that layer is the head."""
+        head, layout = self.head_module(), self.layout
+        leaves = [] if head is None else [layer for layer in head.modules() if not list(layer.children())]
+        shapes = [*layout.head_shapes.values()]
+        return [type(leaf) for leaf in leaves] == [nn.Linear] and shapes[0] == (layout.n_outputs, layout.n_features)
 
     def _cut(self) -> int | None:
         """Find the cut of a Sequential: the index of its first child with a layer of the head."""

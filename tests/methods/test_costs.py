@@ -36,6 +36,10 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedas", {}, BODY, BODY + 1),  # tr F
     ("fedas", {"weighting": "samples"}, BODY, BODY),
     ("fedlc", {}, ALL, ALL),
+    ("fedntd", {}, ALL, ALL),
+    ("fedproto", {}, 10 * 16 + 10, 10 * 16 + 10),  # a row a class, and whether it is known; and its weight
+    ("pfedfda", {}, BODY + 10 * 16 + 16 * 16, BODY + 10 * 16 + 16 * 16),  # class means and a covariance
+    ("knn-per", {}, ALL, ALL),
     ("pfedsim", {}, ALL, ALL),
     ("pfedsim", {"warm_rounds": 0}, ALL, ALL),
     ("fedamp", {}, ALL + 1, ALL),  # the strength of the pull

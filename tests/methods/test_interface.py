@@ -83,6 +83,40 @@ def test_a_layout_knows_the_sizes_of_its_head(model: Any, head: int, features: i
             assert {name: tuple(shape) for name, shape in layout.head_shapes.items()} == shapes
 
 
+class Softmaxed(HeadFirst):
+    """A network that does something with its head's outputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).log_softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "linear", "biased"),
+    [
+        ("mlp:16", 1, True, True),
+        ("mlp:16", 2, False, False),
+        ("mlp:16", 0, False, False),
+        ("logistic", 1, True, True),
+        ("resnet", 1, True, True),
+        (HeadFirst, 1, True, True),
+        (Softmaxed, 1, False, False),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), 1, True, False),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LogSoftmax(1)), 1, False, False),
+    ],
+)
+def test_a_layout_knows_whether_its_head_is_one_linear_layer(model: Any, head: int, linear: bool, biased: bool) -> None:
+    data = [(x.view(-1, 1, 8, 8), y) for x, y in digits([40, 40])]
+    result = ft.run("fedavg", data=data, model=model, head=head, rounds=1, engine="in-process")
+    layout = result.simulation.server.layout
+    for fits, bias in ((linear, False), (biased, True)):
+        if fits:
+            assert layout.linear_head("Mine", bias) == (10, layout.n_features)
+            continue
+        with pytest.raises(ft.FedtailorError, match=r"^Mine needs a head .*: set head=1\.$") as refused:
+            layout.linear_head("Mine", bias)
+        assert ("with a bias" in str(refused.value)) == bias
+
+
 def test_targets_without_classes_have_outputs_alone() -> None:
     data = [(torch.rand(20, 3), torch.rand(20, 2)) for _ in range(2)]
     result = ft.run("fedavg", data=data, loss="mse", model="mlp:4", rounds=1, engine="in-process")

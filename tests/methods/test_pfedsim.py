@@ -59,7 +59,8 @@ def test_clients_that_never_meet_are_local(more: dict[str, Any]) -> None:
 
 def make_server(models: Tensor, kept: bool = True) -> Server:
     """A server after the warm rounds, whose clients' models have a body of 2 and a head of 2 × 3 and 2 numbers."""
-    layout = Layout(10, slice(0, 2), slice(2, 10), head_shapes={"w": torch.Size([2, 3]), "b": torch.Size([2])})
+    shapes = {"w": torch.Size([2, 3]), "b": torch.Size([2])}
+    layout = Layout(10, slice(0, 2), slice(2, 10), head_shapes=shapes, linear=True)
     side = Server(torch.zeros(10), layout, torch.tensor([5] * len(models)), float(len(models)), round=11)
     PFedSim().start(side)
     side.participants = [*range(len(models))]

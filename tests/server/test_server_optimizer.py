@@ -21,10 +21,12 @@ SMALL: dict[str, Any] = {
     "engine": "in-process",
 }  # fmt: skip
 OWN, USELESS = "its server takes a step of its own", "no mean of its uploads is a change of what the server broadcasts"
+CLASSES = "class means are no parameters, which steps could improve"
 NAMED = "it has one by its name"
 REFUSED = {
     **dict.fromkeys(("pflego", "scaffold", "fedrecon", "feddyn", "fednova"), OWN),
     **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim"), USELESS),
+    **dict.fromkeys(("fedproto", "pfedfda"), CLASSES),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), NAMED),
 }
 MOVED = {"lg-fedavg": "shared", "fedbn": "shared", "pfedmb": "W"}
