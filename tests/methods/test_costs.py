@@ -36,6 +36,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedas", {}, BODY, BODY + 1),  # tr F
     ("fedas", {"weighting": "samples"}, BODY, BODY),
     ("fedlc", {}, ALL, ALL),
+    ("fedpac", {}, ALL + 10 * 16 + 10, ALL + 2 * 10 * 16 + 10 + 1),  # class means, weighed and h; and v
     ("fedproto", {}, 10 * 16 + 10, 10 * 16 + 10),  # a row a class, and whether it is known; and its weight
     ("pfedsim", {}, ALL, ALL),
     ("pfedsim", {"warm_rounds": 0}, ALL, ALL),

@@ -190,6 +190,12 @@ FAULTS = [
     Fault("FedProto forgets the classes of those who are away", "fedtailor/methods/fedproto.py",
           'torch.where(seen, total["prototypes"], P)', 'total["prototypes"]',
           "tests/methods/test_fedproto.py::test_prototypes_stay_where_nobody_of_a_round_has_the_class"),
+    Fault("FedPAC's weights leave out how alike classes are", "fedtailor/methods/fedpac.py",
+          "(h_i - h) @ (h_i - h).T + v.diag()", "v.diag() + 0 * h_i.sum()",
+          "tests/methods/test_fedpac.py::test_follows_its_formulas"),
+    Fault("FedPAC's weights are found without their bounds", "fedtailor/methods/fedpac.py",
+          "u < -1e-12 * u.sum()", "torch.zeros_like(free)",
+          "tests/methods/test_fedpac.py::test_the_weights_are_the_best_in_the_simplex"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
