@@ -204,9 +204,10 @@ class Server:
             clients = range(first, min(first + block, self.n_clients))
             yield slice(first, clients.stop), torch.stack(self.kept_of(clients, name), out=rows[: len(clients)])
 
-    def kept_of(self, clients: Iterable[int], name: str) -> list[Tensor]:
-        """List the tensors stored with `keep` for these clients; `initial` for a client without one."""
-        return [self.store.get(client).get(name, self.initial) for client in clients]
+    def kept_of(self, clients: Iterable[int], name: str, default: Tensor | None = None) -> list[Tensor]:
+        """List the tensors stored with `keep` for these clients; the default, or `initial`, for one without."""
+        default = self.initial if default is None else default
+        return [self.store.get(client).get(name, default) for client in clients]
 
     def mixed(self, weights: Tensor, name: str) -> Tensor:
         """Mix the tensors stored with `keep` of all clients: one mix for each row of weights."""

@@ -17,6 +17,7 @@ from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fednova import FedNova
+from fedtailor.methods.fedpac import FedPAC
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
@@ -179,6 +180,13 @@ def _(method: FedRep, observed: Observed) -> Evidence:
     )
     known = observed.new and not method.head_epochs and method.head_start == "network"
     return _body(observed, known_head=known, alone=True, settings=settings)
+
+
+@evidence.register
+def _(method: FedPAC, observed: Observed) -> Evidence:
+    """The head under which the body was trained comes with it. The pull towards class means is left out."""
+    start, body = torch.cat([observed.message["body"], observed.upload["head"]]), observed.layout.body
+    return change(observed, "the body's change", start, observed.upload["body"], body, moves=body)
 
 
 @evidence.register

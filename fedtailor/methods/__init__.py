@@ -27,6 +27,7 @@ from fedtailor.methods.fedlc import FedLC
 from fedtailor.methods.fednova import FedNova
 from fedtailor.methods.fedntd import FedNTD
 from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedtailor.methods.fedpac import FedPAC
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedproto import FedProto
 from fedtailor.methods.fedprox import FedProx
@@ -55,7 +56,7 @@ METHODS = (
     *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
-    *(FedProto, PFedFDA),  # means of each class
+    *(FedProto, FedPAC, PFedFDA),  # means of each class
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, KNNPer),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
 )

@@ -53,6 +53,13 @@ def test_the_steps_are_those_of_the_experiment(settings: dict[str, Any]) -> None
     assert matching.squared(guess).item() < EXACT
 
 
+@pytest.mark.parametrize("round", [1, 2])
+def test_fedpacs_head_is_known(round: int) -> None:
+    made = study("fedpac", question=asked(round), dtype="float64", parameters={"lam": 0.0, "head_epochs": 3})
+    matching, _, guess, _, _ = matched(made)
+    assert matching.squared(guess).item() < EXACT
+
+
 def test_the_branches_may_have_a_rate_of_their_own() -> None:
     made = study("pfedmb", question=asked(), dtype="float64", parameters={"branch_lr": 0.3})
     matching, _, guess, _, _ = matched(made)

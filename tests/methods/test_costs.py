@@ -37,6 +37,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedas", {"weighting": "samples"}, BODY, BODY),
     ("fedlc", {}, ALL, ALL),
     ("fedntd", {}, ALL, ALL),
+    ("fedpac", {}, ALL + 10 * 16 + 10, ALL + 2 * 10 * 16 + 10 + 1),  # class means, weighed and h; and v
     ("fedproto", {}, 10 * 16 + 10, 10 * 16 + 10),  # a row a class, and whether it is known; and its weight
     ("pfedfda", {}, BODY + 10 * 16 + 16 * 16, BODY + 10 * 16 + 16 * 16),  # class means and a covariance
     ("knn-per", {}, ALL, ALL),

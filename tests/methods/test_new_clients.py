@@ -42,7 +42,7 @@ def test_the_first_vector(method: str) -> None:
     assert torch.equal(run.personal_model(NEW), run.server.initial)
 
 
-@pytest.mark.parametrize("method", ["fedper", "pflego", "fedas"])
+@pytest.mark.parametrize("method", ["fedper", "pflego", "fedas", "fedpac"])
 def test_the_shared_body_under_a_first_head(method: str) -> None:
     run = after_two_rounds(method)
     body, initial = run.server.state["body"], run.server.initial

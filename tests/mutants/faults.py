@@ -201,6 +201,12 @@ FAULTS = [
           "tests/methods/test_knn_per.py::test_with_one_neighbour_and_the_memory_alone_it_is_the_nearest_neighbour"),
     Fault("FedNTD distils the true class too", "fedtailor/methods/fedntd.py", "one_hot(batch.y, classes) == 0",
           "one_hot(batch.y, classes) >= 0", "tests/methods/test_fedntd.py::test_follows_its_formula"),
+    Fault("FedPAC's weights leave out how alike classes are", "fedtailor/methods/fedpac.py",
+          "(h_i - h) @ (h_i - h).T + v.diag()", "v.diag() + 0 * h_i.sum()",
+          "tests/methods/test_fedpac.py::test_follows_its_formulas"),
+    Fault("FedPAC's weights are found without their bounds", "fedtailor/methods/fedpac.py",
+          "u < -1e-12 * u.sum()", "torch.zeros_like(free)",
+          "tests/methods/test_fedpac.py::test_the_weights_are_the_best_in_the_simplex"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',

@@ -168,6 +168,7 @@ REFUSED = {
     "ifca": f"IFCA's mean is by weights that clients upload themselves (member), {OWN_WEIGHTS}",
     "pfedmb": f"PFedMB's mean is by weights that clients upload themselves (weight), {OWN_WEIGHTS}",
     "fedrecon": f"FedRecon's mean is by weights that clients upload themselves (n_query), {OWN_WEIGHTS}",
+    "fedpac": f"FedPAC needs every client's own head, h and v, {SINGLE}",
     "fedproto": f"FedProto's mean is by weights that clients upload themselves (counts), {OWN_WEIGHTS}",
     "fedas": f"FedAS's mean is by weights that clients upload themselves (fisher), {OWN_WEIGHTS}",
 }

@@ -26,7 +26,7 @@ NAMED = "it has one by its name"
 REFUSED = {
     **dict.fromkeys(("pflego", "scaffold", "fedrecon", "feddyn", "fednova"), OWN),
     **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim"), USELESS),
-    **dict.fromkeys(("fedproto", "pfedfda"), CLASSES),
+    **dict.fromkeys(("fedproto", "fedpac", "pfedfda"), CLASSES),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), NAMED),
 }
 MOVED = {"lg-fedavg": "shared", "fedbn": "shared", "pfedmb": "W"}
