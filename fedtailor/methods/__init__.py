@@ -36,6 +36,7 @@ from fedtailor.methods.lg_fedavg import LGFedAvg
 from fedtailor.methods.local import Local
 from fedtailor.methods.moon import MOON
 from fedtailor.methods.per_fedavg import PerFedAvg
+from fedtailor.methods.pfedgraph import PFedGraph
 from fedtailor.methods.pfedmb import PFedMB
 from fedtailor.methods.pfedme import PFedMe
 from fedtailor.methods.pfedsim import PFedSim
@@ -52,7 +53,7 @@ METHODS = (
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA),  # a personal model beside or from the global one
-    *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
+    *(IFCA, FedAMP, FedFomo, PFedSim, PFedGraph),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 

@@ -38,6 +38,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedlc", {}, ALL, ALL),
     ("pfedsim", {}, ALL, ALL),
     ("pfedsim", {"warm_rounds": 0}, ALL, ALL),
+    ("pfedgraph", {}, ALL, ALL),
     ("fedamp", {}, ALL + 1, ALL),  # the strength of the pull
     ("fedacs", {}, ALL, ALL),
     ("ifca", {"clusters": 3}, 3 * ALL, ALL + 3 + 2),  # a weight for each cluster, and the cluster's number

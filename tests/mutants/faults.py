@@ -184,6 +184,8 @@ FAULTS = [
           "batch.outputs + margins", "tests/methods/test_fedlc.py::test_follows_its_formula"),
     Fault("pFedSim mixes heads too", "fedtailor/methods/pfedsim.py", "mix[server.head] = own[server.head]", "pass",
           "tests/methods/test_pfedsim.py::test_follows_its_formulas"),
+    Fault("pFedGraph turns models away from their mixes", "fedtailor/methods/pfedgraph.py", "return -self.lam *",
+          "return self.lam *", "tests/methods/test_pfedgraph.py::test_follows_its_formulas"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
