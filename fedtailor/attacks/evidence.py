@@ -16,6 +16,7 @@ from fedtailor.method import Method
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedbabu import FedBABU
+from fedtailor.methods.fedcac import FedCAC
 from fedtailor.methods.fednova import FedNova
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedrecon import FedRecon
@@ -272,6 +273,7 @@ def _(method: FedAMP, observed: Observed) -> Evidence:
 
 @evidence.register(PFedSim)
 @evidence.register(PFedGraph)
+@evidence.register(FedCAC)
 def _sent(method: Method, observed: Observed) -> Evidence:
     """The model that was sent is the one with which the client begins; pFedGraph's pull towards it is left out."""
     start, end = observed.message["theta"], observed.upload["theta"]

@@ -242,6 +242,7 @@ CHANGES_OF_NOTHING = {
     "apfl": {"alpha"},
     "ifca": {"cluster"},
     "fedfomo": {"theta", "weights"},
+    "fedcac": {"mask"},
 }
 
 
