@@ -16,12 +16,14 @@ from fedtailor.method import Method
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedbabu import FedBABU
+from fedtailor.methods.fedcac import FedCAC
 from fedtailor.methods.fednova import FedNova
 from fedtailor.methods.fedpac import FedPAC
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
 from fedtailor.methods.ifca import IFCA
+from fedtailor.methods.pfedgraph import PFedGraph
 from fedtailor.methods.pfedmb import PFedMB, mix
 from fedtailor.methods.pfedsim import PFedSim
 from fedtailor.methods.pflego import PFLEGO
@@ -277,9 +279,11 @@ def _(method: FedAMP, observed: Observed) -> Evidence:
     return _mixed(observed, observed.optimizer)
 
 
-@evidence.register
-def _(method: PFedSim, observed: Observed) -> Evidence:
-    """The model that was sent is the one with which the client begins, in the warm rounds and after them."""
+@evidence.register(PFedSim)
+@evidence.register(PFedGraph)
+@evidence.register(FedCAC)
+def _sent(method: Method, observed: Observed) -> Evidence:
+    """The model that was sent is the one with which the client begins; pFedGraph's pull towards it is left out."""
     start, end = observed.message["theta"], observed.upload["theta"]
     return change(observed, "the model's change", start, end, slice(0, observed.layout.size))
 

@@ -287,8 +287,9 @@ class FederatedData:
         if self.elsewhere is not None:
             return (self.bounds[:, last] - self.bounds[:, first])[:, None]
         table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64, device="cpu")
+        y = self.y.cpu()
         for row, place in zip(table, self.places, strict=True):
-            labels = self.y[place[first] : place[last]]
+            labels = y[place[first] : place[last]]
             match self.targets:
                 case "classes":
                     row += torch.bincount(labels, minlength=len(row))

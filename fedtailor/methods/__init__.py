@@ -21,6 +21,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedbn import FedBN
+from fedtailor.methods.fedcac import FedCAC
 from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedfomo import FedFomo
 from fedtailor.methods.fedlc import FedLC
@@ -41,6 +42,7 @@ from fedtailor.methods.local import Local
 from fedtailor.methods.moon import MOON
 from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedfda import PFedFDA
+from fedtailor.methods.pfedgraph import PFedGraph
 from fedtailor.methods.pfedmb import PFedMB
 from fedtailor.methods.pfedme import PFedMe
 from fedtailor.methods.pfedsim import PFedSim
@@ -58,7 +60,7 @@ METHODS = (
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
     *(FedProto, FedPAC, PFedFDA),  # means of each class
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, KNNPer),  # a personal model beside or from the global one
-    *(IFCA, FedAMP, FedFomo, PFedSim),  # clients that help each other
+    *(IFCA, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 

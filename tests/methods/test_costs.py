@@ -10,7 +10,8 @@ from tests.methods.problems import SMALL
 
 BODY, HEAD = 64 * 16 + 16, 16 * 10 + 10
 ALL = BODY + HEAD
-# Down and up, in float32; an index of int64 counts twice. PGFed, FedFomo and FedBN have tests of their own.
+# Down and up, in float32; an index of int64 counts twice. PGFed, FedFomo, FedBN and FedCAC have tests of
+# their own.
 COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("local", {}, 0, 0),
     ("fedavg", {}, ALL, ALL),
@@ -43,6 +44,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("knn-per", {}, ALL, ALL),
     ("pfedsim", {}, ALL, ALL),
     ("pfedsim", {"warm_rounds": 0}, ALL, ALL),
+    ("pfedgraph", {}, ALL, ALL),
     ("fedamp", {}, ALL + 1, ALL),  # the strength of the pull
     ("fedacs", {}, ALL, ALL),
     ("ifca", {"clusters": 3}, 3 * ALL, ALL + 3 + 2),  # a weight for each cluster, and the cluster's number
@@ -61,7 +63,8 @@ def test_a_round_costs_what_the_formula_says(method: str, parameters: dict[str, 
 
 
 def test_every_method_has_a_formula() -> None:
-    assert {name for name, *_ in COSTS} | {"pgfed", "pgfedmo", "pgfed-ce", "fedfomo", "fedbn"} == set(CATALOGUE)
+    elsewhere = {"pgfed", "pgfedmo", "pgfed-ce", "fedfomo", "fedbn", "fedcac"}
+    assert {name for name, *_ in COSTS} | elsewhere == set(CATALOGUE)
 
 
 @pytest.mark.parametrize(

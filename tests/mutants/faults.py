@@ -207,6 +207,11 @@ FAULTS = [
     Fault("FedPAC's weights are found without their bounds", "fedtailor/methods/fedpac.py",
           "u < -1e-12 * u.sum()", "torch.zeros_like(free)",
           "tests/methods/test_fedpac.py::test_the_weights_are_the_best_in_the_simplex"),
+    Fault("FedCAC takes parameters that are not critical from its helpers", "fedtailor/methods/fedcac.py",
+          "torch.where(mask > 0, mix, theta)", "torch.where(mask > 0, theta, mix)",
+          "tests/methods/test_fedcac.py::test_follows_its_formulas"),
+    Fault("pFedGraph turns models away from their mixes", "fedtailor/methods/pfedgraph.py", "return -self.lam *",
+          "return self.lam *", "tests/methods/test_pfedgraph.py::test_follows_its_formulas"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',

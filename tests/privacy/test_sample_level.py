@@ -203,12 +203,13 @@ def test_with_a_tiny_clip_nothing_moves(method: ft.Method) -> None:
         given = {each.name: getattr(worker, each.name) for each in fields(Client) if each.init}
         still = made.terms.method.train(Counting(**given), message)
         for name, tensor in found[client][0].items():
-            assert (tensor - still[name]).abs().max() < 1e-6, name
+            if tensor.is_floating_point():  # of numbers that are nearly 0, any may be marked as the largest
+                assert (tensor - still[name]).abs().max() < 1e-6, name
 
 
 @every_method
 def test_noise_is_in_every_upload_that_has_gradients(method: ft.Method) -> None:
-    """With other noise, every number of a model or gradient that leaves is another one."""
+    """With other noise, every number of a model or gradient that leaves is another one, and other ones are marked."""
     made = simulation(method, batch="full")
     one = uploads(made, {}, 1)
     made.terms.secret_noise = True
@@ -216,7 +217,8 @@ def test_noise_is_in_every_upload_that_has_gradients(method: ft.Method) -> None:
     for client in one:
         for name, tensor in one[client][0].items():
             if tensor.numel() > 100:
-                assert (tensor != other[client][0][name]).double().mean() > 0.95, name
+                share = 0.95 if tensor.is_floating_point() else 0.1
+                assert (tensor != other[client][0][name]).double().mean() > share, name
 
 
 def test_what_is_for_the_record_alone_stays() -> None:

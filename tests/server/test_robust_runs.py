@@ -165,6 +165,8 @@ REFUSED = {
     "fedamp": f"FedAMP needs every client's own w, {SINGLE}",
     "fedfomo": f"FedFomo needs every client's own theta, weights and clients, {SINGLE}",
     "pfedsim": f"PFedSim needs every client's own theta, {SINGLE}",
+    "pfedgraph": f"PFedGraph needs every client's own theta, {SINGLE}",
+    "fedcac": f"FedCAC needs every client's own theta and mask, {SINGLE}",
     "ifca": f"IFCA's mean is by weights that clients upload themselves (member), {OWN_WEIGHTS}",
     "pfedmb": f"PFedMB's mean is by weights that clients upload themselves (weight), {OWN_WEIGHTS}",
     "fedrecon": f"FedRecon's mean is by weights that clients upload themselves (n_query), {OWN_WEIGHTS}",
