@@ -15,8 +15,8 @@ from greenlet import getcurrent, greenlet
 
 from fedtailor._common.errors import warn
 from fedtailor.client.terms import Terms
-from fedtailor.messages import Reply, Request, State, Train, TrainTogether, copied, joined, parted
-from fedtailor.training.stack import Answer, Call, Stack
+from fedtailor.messages import Reply, Request, State, TrainTogether, copied, joined, parted
+from fedtailor.training.stack import Answer, Call, Stack, alone
 
 MOST = 1 << 30
 SORTED = 4  # groups whose clients are sorted by their samples: those of a group then take about as many steps
@@ -59,21 +59,22 @@ class Group:
     def work(self, request: TrainTogether, state: State) -> tuple[Reply, State]:
         """Do the work of a group. The reply's parts are those of its clients, in the order of the request."""
         messages, states = parted(request.message, request.clients), parted(state, request.clients)
-        requests = [replace(part, message=messages[part.client]) for part in request.parts]
         done: list[tuple[Reply, State]] = []
-        while len(done) < len(requests):
-            now = requests[len(done) : len(done) + self.largest]
-            # Another try begins with what there was: only memory of a device can run out halfway.
-            tries = [states[each.client] for each in now]
-            tries = tries if self.terms.initial.device.type == "cpu" else [copied(each) for each in tries]
-            try:
-                done += self._done(now, tries)
+        while len(done) < len(request.parts):
+            now = request.parts[len(done) : len(done) + self.largest]
+            works = [(replace(part, message=messages[part.client]), states[part.client]) for part in now]
+            try:  # with copies: another try begins with what there was
+                done += self._done([(replace(own, message=copied(own.message)), copied(state)) for own, state in works])
             except OutOfMemory:
+                if len(now) == 1:
+                    raise
                 self.largest, self._places, self._stack = -(-len(now) // 2), [], None
                 warn(
                     f"The device's memory does not suffice for {len(now)} clients at once: from here on, at most "
                     f"{self.largest} train as one computation; --stack {self.largest} does so from the start."
                 )
+            except Exception:  # a client's own loss or network, of any kind: alone, it is found out whose
+                done += [self._places[0].work(*work) for work in works]
         replies = [reply for reply, _ in done]
         uploads = {reply.clients[0]: reply.upload for reply in replies}
         for reply in replies:
@@ -81,14 +82,13 @@ class Group:
         whole = Reply(request.clients, joined(uploads), parts=replies)
         return whole, joined({reply.clients[0]: after for reply, after in done})
 
-    def _done(self, requests: Sequence[Train], states: Sequence[State]) -> list[tuple[Reply, State]]:
+    def _done(self, works: Sequence[tuple[Request, State]]) -> list[tuple[Reply, State]]:
         """Do the work of several clients at once."""
-        if len(requests) > len(self._places):
-            self._make(len(requests))
-        if len(requests) == 1 or self._stack is None:
-            return [self._places[0].work(requests[0], states[0])]
-        works = zip(self._places, requests, states, strict=False)
-        done = run_together(self._stack, [partial(place.work, request, state) for place, request, state in works])
+        if self._stack is None or len(works) > len(self._places):
+            self._make(len(works))
+        assert self._stack is not None
+        at_work = zip(self._places, works, strict=False)
+        done = run_together(self._stack, [partial(place.work, *work) for place, work in at_work])
         for reply, _ in done:
             if isinstance(reply.cause, OutOfMemory) and len(done) > 1:  # alone it is the client's failure
                 raise reply.cause
@@ -144,5 +144,6 @@ def run_together(stack: Stack, works: Sequence[Callable[[], T]]) -> list[T]:
     finally:
         for task in tasks:
             task.throw()  # nothing, for those that are done
+        stack.wait = alone
         torch.set_grad_enabled(grad)
     return [results[number] for number in range(len(tasks))]

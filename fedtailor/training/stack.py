@@ -119,6 +119,11 @@ class Descent(Call):
             self.error = error
 
 
+def alone(_: Call) -> Answer:
+    """Wait for nobody: the client computes by itself."""
+    return None
+
+
 class Stack:
     """The networks of a group of clients, whose vectors are the rows of one matrix.
 
@@ -132,7 +137,7 @@ class Stack:
         self.networks = [network.placed_at(vector, gradient) for vector, gradient in rows]
         self._rows = {id(network): row for row, network in enumerate(self.networks)}
         self._passes: dict[tuple[Any, ...], StackedChain | StackedModule] = {}
-        self.wait: Callable[[Call], Answer] = lambda _: None
+        self.wait: Callable[[Call], Answer] = alone
         for own in self.networks:
             own.stack, own.autocast = self, network.autocast
 
@@ -429,15 +434,16 @@ def why_not(network: Network, x: Inputs, y: Tensor, loss: Loss) -> str:
         return "its samples are not one tensor in memory"
     if has_hooks(network.module):
         return "it has hooks"
-    stack, theta = Stack(network, 2), network.vector.clone()
-    batch = [Batch(own, loss, x, y) for own in stack.networks]
+    theta = network.vector.clone()
     try:
-        alone = [torch.cat([batch_gradient(theta, each), each.network.vector]) for each in batch]
+        stack = Stack(network, 2)
+        batch = [Batch(own, loss, x, y) for own in stack.networks]
+        single = [torch.cat([batch_gradient(theta, each), each.network.vector]) for each in batch]
         calls = [Gradient(own, theta, x, y, loss) for own in stack.networks]
         found = [torch.cat([each, own.vector]) for each, own in zip(stack.compute(calls), stack.networks, strict=True)]
     except Exception as error:  # PyTorch's, of any kind
         return f"PyTorch cannot vectorise it ({str(error).partition('. ')[0].strip()})"
-    for one, other in zip(alone, found, strict=True):
+    for one, other in zip(single, found, strict=True):
         if not (one - other).norm() <= CLOSE * one.norm():
             return "its gradients differ when clients are computed together"
     return ""

@@ -1,6 +1,7 @@
 """The forward and backward pass of any module for several clients at once, by `torch.func`: its parameters and buffers
 are those of its vectors' rows, and each client sees its own batch alone."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -74,14 +75,16 @@ class StackedModule:
                 parameters[name] = values.data.requires_grad_()
                 targets.append(rows_as(gradients[:, where], like.shape))
             else:
-                buffers[name] = values.contiguous()  # PyTorch's rules for BatchNorm write into nothing else
+                # PyTorch's rules for BatchNorm write into contiguous memory alone, and it must be nobody else's.
+                buffers[name] = values.clone(memory_format=torch.contiguous_format)
                 places.append(values)
 
         def outputs_of_one(tensors: dict[str, Tensor], batch: Tensor) -> Tensor:
             outputs: Tensor = functional_call(self.function, tensors, (batch,))
             return outputs
 
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of operators that take one by one
             outputs = vmap(outputs_of_one)({**parameters, **buffers}, x)
             value, d = loss_and_gradient(outputs.detach(), y, [y.shape[1]] * len(y), shares, losses)
             wanted = list(parameters.values())

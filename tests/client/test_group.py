@@ -126,6 +126,24 @@ def test_one_clients_failure_leaves_the_others_alone(engine: str) -> None:
     assert_close(final(results[0]), final(results[1]))
 
 
+def picky(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that cannot do with class 3."""
+    if bool((targets == 3).all()):
+        raise ValueError("no threes, please")
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+def test_a_loss_that_fails_for_one_client_fails_for_it_alone() -> None:
+    stream = torch.Generator().manual_seed(0)
+    data = [(torch.rand(20, 6, generator=stream), torch.randint(3, (20,), generator=stream)) for _ in range(4)]
+    data[1] = data[1][0], torch.full((20,), 3)
+    settings = {"data": data, "loss": picky, "model": "mlp:4", "rounds": 2, "engine": "in-process", "dtype": "float64"}
+    with pytest.warns(ft.ClientFailure, match="no threes, please|failed in every round"):
+        one, other = (ft.run("ditto", stack=stack, **settings) for stack in (1, 4))
+    assert [record.failed for record in other.rounds] == [[1], [1]]
+    assert_close(final(one), final(other))
+
+
 def test_a_method_that_fails_under_debug_passes_its_exception() -> None:
     with pytest.raises(OSError, match="no disk left") as caught:
         ft.run(Failing(), stack=7, debug=True, **{**SMALL, "participation": "all"})
