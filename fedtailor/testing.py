@@ -293,7 +293,14 @@ def trains_together_as_alone(method: Method) -> None:
     for name, (module, shape) in _networks().items():
         data = _unequal(shape)
         for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-10)):
-            settings = {"data": data, "model": module, "dtype": dtype, "seed": 3, "rounds": 5, "participation": 8}
+            settings: dict[str, Any] = {
+                "data": data,
+                "model": module,
+                "dtype": dtype,
+                "seed": 3,
+                "rounds": 5,
+                "participation": 8,
+            }
             settings |= {"epochs": 1, "lr": 0.02, "engine": "in-process", "on_failure": "stop"}
             settings |= {"evaluation": {"every": 5}}
             with warnings.catch_warnings():

@@ -309,12 +309,15 @@ class Stack:
         scale = None if first.scale is None else torch.stack([call.scale for call in run if call.scale is not None])
         moments = {name: torch.stack([call.moments[name] for call in run]) for name in first.moments}
         own = [(call, call.network.vector[part], call.network.gradient[part]) for call in run]
-        corrected = [entry for entry in own if entry[0].correction is not None]
+        constant = [call.correction for call in run if isinstance(call.correction, Tensor)]
+        corrections = torch.stack(constant) if len(constant) == len(run) else None
+        corrected = [entry for entry in own if entry[0].correction is not None and corrections is None]
         followed = [entry for entry in own if entry[0].each_step is not None]
         # A step of plain SGD adds the gradients to the parameters as they are computed.
         plain = settings.kind == "sgd" and not (settings.momentum or settings.weight_decay or settings.clip)
         whole = first.function is not network.module or part == slice(0, network.layout.size)
-        in_place = plain and whole and scale is None and not corrected and isinstance(passes, StackedChain)
+        free = scale is None and corrections is None and not corrected
+        in_place = plain and whole and free and isinstance(passes, StackedChain)
         factors, losses = [list(settings.factors(call.n_steps)) for call in run], [call.loss for call in run]
         active = len(run)
         now = moments
@@ -330,6 +333,8 @@ class Stack:
                 passes.differentiate(there, xs, ys, sizes, share, losses[:k], beta=1.0, in_place=True)  # type: ignore[call-arg]
             else:
                 passes.differentiate(there, xs, ys, sizes, 1.0, losses[:k])
+                if corrections is not None:
+                    gradients[:k].add_(corrections[:k])
                 for call, vector, gradient in corrected:
                     if step < call.n_steps:
                         call.correct(vector, gradient)
@@ -359,7 +364,8 @@ def _batches(run: list[Descent]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     (x, x_starts), (y, y_starts) = _pooled([call.x for call in run]), _pooled([call.y for call in run])
     drawn = [batches(len(call.x), call.settings, call.stream, CPU) for call in run]
     steps, n = [call.n_steps for call in run], [len(call.x) for call in run]
-    widest = max(min(count, (call.settings.batch or count) + 1) for call, count in zip(run, n, strict=True))
+    more = int(run[0].settings.join_last)
+    widest = max(min(count, (call.settings.batch or count) + more) for call, count in zip(run, n, strict=True))
     ahead = max(1, PLANNED // (len(run) * widest))
     for begin in range(0, steps[0], ahead):
         places = np.zeros((min(ahead, steps[0] - begin), len(run), widest), np.int64)
@@ -370,10 +376,12 @@ def _batches(run: list[Descent]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
                 count = n[client] if chosen is None else len(chosen)
                 places[step, client, :count] = range(count) if chosen is None else chosen.numpy()
                 sizes[step].append(count)
-        of_x, of_y = (_sent(places + starts[:, None], x.device) for starts in (x_starts, y_starts))
-        for step, of_step in enumerate(sizes):
+        of_steps = [_sent(places + starts[:, None], x.device).unbind() for starts in (x_starts, y_starts)]
+        for of_step, of_x, of_y in zip(sizes, *of_steps, strict=True):
             k, width = len(of_step), max(of_step)
-            xs, ys = _taken(x, of_x[step, :k, :width]), _taken(y, of_y[step, :k, :width])
+            if (k, width) != of_x.shape:
+                of_x, of_y = of_x[:k, :width], of_y[:k, :width]
+            xs, ys = _taken(x, of_x), _taken(y, of_y)
             for row, (call, size) in enumerate(zip(run, of_step, strict=False)):
                 if call.augment is not None and xs.dim() == 5:
                     xs[row, :size] = call.augment(xs[row, :size])
