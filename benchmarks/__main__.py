@@ -4,7 +4,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from benchmarks import costs, floor, memory, scale, start_up
+from benchmarks import costs, floor, memory, scale, stack, start_up
 from benchmarks.measuring import CORES, Goal, table
 
 PARTS: dict[str, Callable[..., list[Goal]]] = {
@@ -12,6 +12,7 @@ PARTS: dict[str, Callable[..., list[Goal]]] = {
     "costs": costs.run,
     "scale": scale.run,
     "memory": memory.run,
+    "stack": stack.run,
     "start-up": start_up.run,
 }
 

@@ -288,6 +288,34 @@ def runs_with_batch_norm_momentum_and_new_clients(method: Method) -> None:
     assert not any(set(record.participants) & new for record in result.rounds)
 
 
+def trains_together_as_alone(method: Method) -> None:
+    """Eight clients as one computation (`stack`) or one after the other: the same numbers up to rounding, by a dense
+    network, a convolutional one with BatchNorm, and a recurrent one."""
+    for name, (module, shape) in _networks().items():
+        data = _unequal(shape)
+        for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-10)):
+            settings: dict[str, Any] = {
+                "data": data,
+                "model": module,
+                "dtype": dtype,
+                "seed": 3,
+                "rounds": 5,
+                "participation": 8,
+            }
+            settings |= {"epochs": 1, "lr": 0.02, "engine": "in-process", "on_failure": "stop"}
+            settings |= {"evaluation": {"every": 5}}
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Clients train one after the other")  # PyTorch cannot stack a GRU
+                one, other = (run(method, stack=stack, **settings).simulation for stack in (1, 8))
+            for client, (x, _) in enumerate(data):
+                if method.predicts_by_more:
+                    found = [each.predict(client, x) for each in (one, other)]
+                else:
+                    found = [each.personal_model(client) for each in (one, other)]
+                difference = (found[0] - found[1]).abs().max()
+                assert difference <= tolerance, f"{name} in {dtype}: client {client}'s model differs by {difference}"
+
+
 def learns(method: Method) -> None:
     """Ten rounds on digits bring a method far above the most frequent class of each client."""
     settings: dict[str, Any] = {"clients": 8, "rounds": 10, "epochs": 2, "max_train": 80, "seed": 0}
@@ -350,6 +378,7 @@ CHECKS: tuple[Check, ...] = (
     same_bits_after_resuming,
     takes_clients_that_join,
     trains_as_the_experiment_says,
+    trains_together_as_alone,
     learns,
 )
 
@@ -393,6 +422,37 @@ def _digits(sizes: list[int]) -> Clients:
     pieces = order[: sum(sizes)].split(sizes)
     assert isinstance(data.x, Tensor)
     return [(data.x[piece].float() / 16, data.y[piece]) for piece in pieces]
+
+
+class _Recurrent(nn.Module):
+    """A recurrent layer, of which the last outputs are the head's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(3, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.gru(x)[0][:, -1])
+        return outputs
+
+
+def _networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Small networks of three kinds, and the shapes of their samples."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        dense = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+        # Without a bias before BatchNorm, whose gradient is nothing but rounding.
+        normalised = nn.Sequential(
+            nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
+        )
+        return {"mlp": (dense, (12,)), "cnn": (normalised, (1, 6, 6)), "gru": (_Recurrent(), (5, 3))}
+
+
+def _unequal(shape: tuple[int, ...]) -> Clients:
+    """Ten clients with 12 to 39 samples each."""
+    stream = torch.Generator().manual_seed(0)
+    sizes = range(12, 40, 3)
+    return [(torch.randn(n, *shape, generator=stream), torch.randint(4, (n,), generator=stream)) for n in sizes]
 
 
 def _survives(method: Method, data: Clients, **settings: Any) -> RunResult:

@@ -40,7 +40,7 @@ GROUPS = {
     "Privacy and attacks": ("privacy", "epsilon", "aggregation", "attack"),
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
-        *("device", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),
+        *("device", "stack", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),
         *("observe_limit", "on_failure", "track", "debug"),
     ),
 }
@@ -58,6 +58,7 @@ VALUES = {
     "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
     "evaluate_metrics": "NAME=MODULE:FUNCTION,…",
     "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
+    "stack": "N|auto",
     "address": "HOST:PORT", "track": "NAME,…",
 }  # fmt: skip
 

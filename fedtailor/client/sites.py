@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, explained
+from fedtailor.client.group import Group, parts_of
 from fedtailor.client.terms import Terms
 from fedtailor.data import ClientData, FederatedData
 from fedtailor.experiment.privacy import Privacy
@@ -32,8 +33,11 @@ from fedtailor.messages import (
     Request,
     State,
     Train,
+    TrainTogether,
     check_finite,
     copied,
+    joined,
+    parted,
 )
 from fedtailor.messages.store import Store
 from fedtailor.method import check_upload
@@ -239,15 +243,21 @@ class Sites:
     terms: Terms
     store: Store
     _sites: dict[int, Site] = field(default_factory=dict, init=False)
+    group: Group = field(init=False)  # those that train as one computation, where some do
 
     def __post_init__(self) -> None:
         store = self.store  # which has the commit rule
         self.accept, self.save, self.prune, self.restore = store.accept, store.save, store.prune, store.restore
+        self.group = Group(self.terms, self.size, self._at_place)
 
     @classmethod
     def at(cls, data: FederatedData, terms: Terms, directory: Path | None, on_disk: bool = False) -> "Sites":
         """Sites whose states are checkpointed in a directory, if there is one."""
         return cls(data, terms, Store(directory, "client", on_disk, terms.initial.device))
+
+    def _at_place(self, terms: Terms) -> "Sites":
+        """The same sites with other terms: those of a place in a group."""
+        return replace(self, terms=terms)
 
     def site(self, number: int) -> Site:
         """Return the site of a client. It is made once, as long as there are not too many."""
@@ -273,11 +283,13 @@ class Sites:
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """Answer requests here and now, and yield the replies as they come."""
-        return map(self.handle, self.split(requests))
+        return chain.from_iterable(map(self.replies, self.split(requests)))
 
     def split(self, requests: Sequence[Request]) -> list[Request]:
         """Cut requests that concern several clients into pieces for one pass each."""
         pieces: list[Request] = []
+        if len(requests) > 1 and all(isinstance(each, Train) for each in requests) and self.terms.stack > 1:
+            return [*self.group.together(requests)]
         for request in requests:
             if isinstance(request, EvaluateShared):
                 groups = self._groups((request.client, *request.others))
@@ -296,10 +308,14 @@ class Sites:
         """Get the state that a request is to work with: the version that the server names, whatever came after it."""
         if isinstance(request, EvaluateShared | Adapt):
             return {}
+        if isinstance(request, TrainTogether):
+            return joined({part.client: self.begin(part) for part in request.parts})
         return self.store.at(request.client, request.version)
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do one request. An exception becomes the reply's error: one client's failure is not the run's."""
+        if isinstance(request, TrainTogether):
+            return self.group.work(request, state)
         begin, terms, network = time.perf_counter(), self.terms, self.terms.network
         # Where it trains its random stream is the round's; an unchanged model is evaluated alike in all.
         purpose, round = "evaluate shared" if isinstance(request, EvaluateShared) else "evaluate", 0
@@ -332,20 +348,31 @@ class Sites:
         reply.seconds = time.perf_counter() - begin
         return reply, state
 
-    def finish(self, request: Request, reply: Reply, state: State) -> Reply:
+    def finish(self, request: Request, reply: Reply, state: State) -> list[Reply]:
         """Keep a copy of the new state as a proposal, which counts from the server's `accept` on."""
+        if isinstance(request, TrainTogether):
+            replies = parts_of(request, reply)
+            states = parted(state, request.clients)
+            of_parts = zip(request.parts, replies, strict=True)
+            return [self.finish(part, one, states[part.client])[0] for part, one in of_parts]
         if isinstance(reply.cause, SharedWriteError):
             raise reply.cause
         if isinstance(request, Train) and not reply.error:
             reply.version = self.store.propose(request.client, copied(state), request.round)
-        return reply
+        return [reply]
 
     def handle(self, request: Request) -> Reply:
-        """Answer one request here and now. Clients get copies and hand out copies, as if they were elsewhere."""
-        state, message = copied(self.begin(request)), copied(request.message)
-        reply = self.finish(request, *self.work(replace(request, message=message), state))
-        reply.upload = copied(reply.upload)
+        """Answer the request of one client here and now."""
+        (reply,) = self.replies(request)
         return reply
+
+    def replies(self, request: Request) -> list[Reply]:
+        """Answer a request here and now. Clients get copies and hand out copies, as if they were elsewhere."""
+        state, message = copied(self.begin(request)), copied(request.message)
+        replies = self.finish(request, *self.work(replace(request, message=message), state))
+        for reply in replies:
+            reply.upload = copied(reply.upload)
+        return replies
 
     def _wrote(self, request: Request, changed: Sequence[bool]) -> str:
         names = ("the inputs of its samples", "the targets of its samples", "client.initial")

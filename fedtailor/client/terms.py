@@ -11,16 +11,22 @@ from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 from torch.nn import functional
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError, warn
 from fedtailor.data import FederatedData
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.method import Method
 from fedtailor.training.augmentation import Augmentation
+from fedtailor.training.inputs import held, sample_shape
 from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.optimizer import OptimizerSettings
 from fedtailor.training.predictions import OwnMetric
+from fedtailor.training.stack import is_dense, why_not
+
+# Clients that train as one computation, where it is not said: on a CPU and on accelerators.
+STACK_CPU, STACK_ELSEWHERE = 8, 32
+SMALL_BATCH = 32  # on a CPU, the largest batch with which that is faster
 
 
 @dataclass
@@ -49,6 +55,7 @@ class Terms:
     multi_label: bool = False  # targets are labels of 0 and 1
     privacy: Privacy | None = None  # with its noise
     per_round: float = 1.0  # clients that take part in a round on average
+    stack: int = 1  # clients that train as one computation
     secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
 
     @cached_property
@@ -95,6 +102,32 @@ def check_training(experiment: Experiment, method: Method, data: FederatedData, 
                 f"{type(method).__name__} cannot train with {setting} {value}: {reason}; leave it out, or take another "
                 "method."
             )
+
+
+def stack_size(experiment: Experiment, network: Network, data: FederatedData, loss: Loss) -> int:
+    """Decide how many clients train as one computation, by the settings, the network and the device alone: it decides
+    about last bits. One, with a sentence, if the network cannot be computed for several at once."""
+    wanted, on_cpu = experiment.stack, network.vector.device.type == "cpu"
+    asked = wanted not in (None, 1, "auto")
+    alone = {
+        "a deadline is for each client": experiment.deadline is not None,
+        "sites in memory share nothing": experiment.engine == "sites-in-memory",
+        "privacy of samples takes the gradient of each": (experiment.privacy or "").startswith("sample"),
+    }
+    if reasons := [why for why, there in alone.items() if there]:
+        if asked:
+            raise FedtailorError(f"Clients cannot train as one computation here, as {reasons[0]}: leave --stack out.")
+        return 1
+    size = wanted if isinstance(wanted, int) else 1
+    if wanted == "auto" or (wanted is None and not on_cpu):
+        size = STACK_ELSEWHERE
+        if on_cpu:  # where it is faster: products of small batches with dense layers alone
+            small = experiment.batch != "full" and experiment.batch <= SMALL_BATCH
+            size = STACK_CPU if small and is_dense(network, len(sample_shape(data.x)) + 1) else 1
+    if size > 1 and (why := why_not(network, held(data.x[:2]), data.y[:2], loss)):
+        warn(f"Clients train one after the other, and not {size} as one computation: {why}.")
+        return 1
+    return size
 
 
 def training_loss(experiment: Experiment, loss: Loss, data: FederatedData, network: Network) -> Loss:

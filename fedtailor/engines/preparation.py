@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
-from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, training_loss
+from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, stack_size, training_loss
 from fedtailor.data import Assignment, Clients, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
@@ -242,6 +242,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         privacy,
         per_round,
     )
+    if not site and data.elsewhere is None:
+        terms.stack = stack_size(experiment, network, data, terms.training_loss)
     prepared = Prepared(experiment, data, terms, assembled)
     if privacy is not None and not site:  # a site gets the noise from the plan
         prepared = _with_budget(prepared, privacy, participation, training)

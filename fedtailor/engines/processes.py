@@ -20,7 +20,7 @@ import torch
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.engines.shared_memory import Sheet
-from fedtailor.engines.workers import Workers, arrived, portable
+from fedtailor.engines.workers import Workers, put_causes, take_causes
 from fedtailor.messages import Reply, Request, State, copied
 from fedtailor.messages.transport import Place
 
@@ -61,8 +61,8 @@ class Worker:
     def finish(self) -> tuple[Reply, State]:
         if not self.process.is_alive() and not self.pipe.poll():  # nor would its pipe be closed if it forked a process
             raise EOFError
-        reply, upload, state, failure = self.pipe.recv()
-        reply.cause = arrived(failure)
+        reply, upload, state, failures = self.pipe.recv()
+        put_causes(reply, failures)
         reply.upload = copied(self.outbox.read(upload))
         return reply, copied(self.outbox.read(state))
 
@@ -114,9 +114,8 @@ def _work(
             places, _ = outbox.write(after, room)
         except FedtailorError as error:  # more than fits
             reply, upload, places = Reply(request.clients, error=str(error).rstrip(".")), [], []
-        failure = portable(reply.cause)
-        reply.upload, reply.cause = {}, None
-        pipe.send((reply, upload, places, failure))
+        failures, reply.upload = take_causes(reply), {}
+        pipe.send((reply, upload, places, failures))
 
 
 def _end_with(parent: int) -> None:

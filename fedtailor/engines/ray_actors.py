@@ -21,7 +21,7 @@ from fedtailor._common.errors import FedtailorError, brief
 from fedtailor.engines.ray_parcels import Bytes, Label, Parcel, as_bytes, label, pack, pack_sites, unpack, unpack_sites
 from fedtailor.engines.ray_session import check_software, connected, software
 from fedtailor.engines.transports import keep_freed_memory
-from fedtailor.engines.workers import ATTEMPTS, PATIENCE, Workers, arrived, portable
+from fedtailor.engines.workers import ATTEMPTS, PATIENCE, Workers, put_causes, take_causes
 from fedtailor.messages import Reply, Request, State
 from fedtailor.messages.transport import Place
 
@@ -52,9 +52,9 @@ class Actor:
         packed = list(zip(labels, contents, strict=True))
         message, state = unpack(packed[:n_message]), unpack(packed[n_message:])
         reply, after = self._sites.work(replace(request, message=message), state)
-        failure, upload = portable(reply.cause), pack(reply.upload)
-        reply.upload, reply.cause = {}, None
-        return reply, failure, upload, pack(after)
+        failures, upload = take_causes(reply), pack(reply.upload)
+        reply.upload = {}
+        return reply, failures, upload, pack(after)
 
 
 class Remote:
@@ -79,10 +79,11 @@ class Remote:
 
     def finish(self) -> tuple[Reply, State]:
         try:
-            reply, failure, upload, state = ray.get(self.task, timeout=PLACEMENT)
+            reply, failures, upload, state = ray.get(self.task, timeout=PLACEMENT)
         except RayError as error:
             raise EOFError from error
-        reply.cause, reply.upload = arrived(failure), unpack(upload)
+        put_causes(reply, failures)
+        reply.upload = unpack(upload)
         return reply, unpack(state)
 
     def end(self) -> None:

@@ -99,7 +99,7 @@ class Workers(Relay, Generic[W]):
                         del self._busy[worker]
                     reply, state = answer
                     queue.finish(number)
-                    yield self._sites.finish(request, reply, state)
+                    yield from self._sites.finish(request, reply, state)
         finally:  # nobody waits for the rest: let no worker go on with it, nor be lost between two tasks
             for worker in self._at_work():
                 self._dismiss(worker)
@@ -154,6 +154,21 @@ class Workers(Relay, Generic[W]):
 
 
 Failure = tuple[BaseException, str] | None
+
+
+def take_causes(reply: Reply) -> list[Failure]:
+    """Take the exceptions out of a reply and its parts, so that they can be sent beside it."""
+    replies = [reply, *reply.parts]
+    failures = [portable(each.cause) for each in replies]
+    for each in replies:
+        each.cause = None
+    return failures
+
+
+def put_causes(reply: Reply, failures: Sequence[Failure]) -> None:
+    """Put the exceptions that were sent beside a reply back into it."""
+    for each, failure in zip([reply, *reply.parts], failures, strict=True):
+        each.cause = arrived(failure)
 
 
 def portable(error: BaseException | None) -> Failure:

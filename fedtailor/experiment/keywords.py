@@ -81,6 +81,7 @@ class Settings(TypedDict, total=False):
     dtype: Literal["float32", "float64"]
     autocast: bool
     device: str
+    stack: int | Literal["auto"] | None
     evaluation: Evaluation | EvaluationSettings
     evaluate_model: Literal["personal", "global", "local"]
     evaluate_fine_tune: int

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -295,6 +295,11 @@ class Experiment(_Strict):
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
     autocast: bool = Field(False, description="compute passes through the network in bfloat16, where the device can")
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
+    stack: Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"] | None = Field(
+        None,
+        description="clients that train as one computation, or auto: as many as are faster [1 on the CPU, auto on "
+        "accelerators]",
+    )
 
     evaluation: Evaluation = Evaluation()
 

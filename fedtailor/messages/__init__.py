@@ -6,8 +6,8 @@ client to have; a reply brings the upload and the version that came of it. A cli
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,20 @@ def message_bytes(message: Message) -> int:
 def copied(tensors: Message) -> State:
     """Copy a message or state, so that it shares no memory with anything."""
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+def joined(of_clients: Mapping[int, Message]) -> State:
+    """Put the tensors of several clients side by side; their names begin with the client's number."""
+    return {f"{client}/{name}": tensor for client, tensors in of_clients.items() for name, tensor in tensors.items()}
+
+
+def parted(tensors: Message, clients: Sequence[int]) -> dict[int, State]:
+    """Part what `joined` has put side by side."""
+    found: dict[int, State] = {client: {} for client in clients}
+    for key, tensor in tensors.items():
+        client, _, name = key.partition("/")
+        found[int(client)][name] = tensor
+    return found
 
 
 def check_tensors(what: str, tensors: Message) -> None:
@@ -170,6 +184,27 @@ class Train(Request):
 
 
 @dataclass(frozen=True)
+class TrainTogether(Request):
+    """Train several clients of one place as one computation: `parts` are their own requests, without the messages.
+
+    Names in its message begin with the client's number, and so do those of the state and the upload (see `joined`).
+    """
+
+    parts: tuple[Train, ...] = ()
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "TrainTogether":
+        """Join the requests of several clients."""
+        message = joined({request.client: request.message for request in requests})
+        parts = tuple(replace(request, message={}) for request in requests if isinstance(request, Train))
+        return cls(requests[0].round, requests[0].client, message, parts=parts)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return tuple(part.client for part in self.parts)
+
+
+@dataclass(frozen=True)
 class Evaluate(Request):
     """Measure the client's personal model."""
 
@@ -218,6 +253,7 @@ class Reply:
     seconds: float = 0.0
     error: str = ""
     cause: BaseException | None = None
+    parts: list["Reply"] = field(default_factory=list)  # of clients that trained together, without their uploads
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ class Place(Transport, Protocol):
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do one request, and return the reply and the state after it."""
 
-    def finish(self, request: Request, reply: Reply, state: State) -> Reply:
-        """Keep the new state as a proposal."""
+    def finish(self, request: Request, reply: Reply, state: State) -> list[Reply]:
+        """Keep the new state as a proposal, and return the reply: one for each client that trained together."""
 
 
 class Relay:

@@ -163,21 +163,23 @@ def chain_of(network: Network, function: nn.Module, x: Inputs) -> Chain | None:
 
 
 def find_chain(module: nn.Module, x: Tensor) -> Chain | None:
-    """Make the chain of this module; None if it has unsupported layers or shared parameters.
-
-    The caller must look for hooks.
-    """
+    """Make the chain of this module; None if it is none, or not on the CPU. The caller must look for hooks."""
     layers = list(leaves(module))
+    return Chain(layers) if x.device.type == "cpu" and is_chain(module, layers, x) else None
+
+
+def is_chain(module: nn.Module, layers: list[nn.Module], x: Tensor) -> bool:
+    """Find out whether these layers of a module are supported for samples like these, and share no parameters."""
     parameters = list(module.parameters())
     own = sum(len(list(layer.parameters())) for layer in layers)  # more than these if layers share some
-    if x.device.type != "cpu" or not parameters or own != len(parameters):
-        return None
+    if not parameters or own != len(parameters):
+        return False
     dimensions = x.dim()
     for layer in layers:
         if type(layer) not in LINKS or not _common(layer) or DIMENSIONS.get(type(layer), dimensions) != dimensions:
-            return None
+            return False
         dimensions = 2 if isinstance(layer, nn.Flatten) else dimensions
-    return Chain(layers) if all(p.requires_grad and p.grad is not None for p in parameters) else None
+    return all(p.requires_grad and p.grad is not None for p in parameters)
 
 
 def has_hooks(module: nn.Module) -> bool:

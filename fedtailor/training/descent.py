@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -124,18 +125,22 @@ def descend(
     """
     layout = network.layout
     whole = slice(0, layout.size)
-    part = part or whole
+    part, moments = part or whole, {} if moments is None else moments
+    if network.stack is not None and objective is None and private is None:
+        how = (settings, stream, part, correction, scale, moments, each_step, augment)
+        if (found := network.stack.descend(network, theta, x, y, loss, *how)) is not None:
+            return cast(Tensor, found)
     network.vector.copy_(theta)
     function = network.module
     if objective is None and part == layout.head != whole:
-        function, x = _head_on_features(network, x)
+        function, x = head_on_features(network, x)
     else:
         network.train(len(x))
     vector, gradient = network.vector[part], network.gradient[part]
     buffers = layout.buffers_in(part) if layout.buffers else ()
     inside = [slice(b.start - part.start, b.stop - part.start) for b in buffers]
     chain = chain_of(network, function, x) if objective is None and private is None else None
-    moments, factors = {} if moments is None else moments, settings.factors(step_count(len(x), settings))
+    factors = settings.factors(step_count(len(x), settings))
     augment = augment if function is network.module else None
     network.gradient[layout.head.stop :] = 0  # of the extra tensors, which no chain writes
     begun = False
@@ -173,6 +178,10 @@ def descend(
 
 def batch_gradient(theta: Tensor, batch: Batch, objective: Objective = plain_loss) -> Tensor:
     """Compute the gradient of a batch's loss, or of another objective, at `theta`."""
+    if batch.network.stack is not None and objective is plain_loss:
+        found = batch.network.stack.gradient(theta, batch)
+        if found is not None:
+            return cast(Tensor, found)
     network = _at(theta, batch)
     network.differentiated += len(batch.x)
     chain = chain_of(network, network.module, batch.x) if objective is plain_loss else None
@@ -238,7 +247,7 @@ def _at(theta: Tensor, batch: Batch) -> Network:
     return network
 
 
-def _head_on_features(network: Network, x: Inputs) -> tuple[nn.Module, Inputs]:
+def head_on_features(network: Network, x: Inputs) -> tuple[nn.Module, Inputs]:
     """Return what each step runs if only the head is trained, and its inputs: the head, on the features of a frozen
     body in evaluation mode; or the network on the samples, if it cannot be cut."""
     network.module.eval()
@@ -262,6 +271,8 @@ def frozen_features(network: Network, x: Inputs) -> Tensor | None:
 
 def mean_gradient(network: Network, theta: Tensor, x: Inputs, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Compute the mean loss at `theta` over all samples, and its gradient, in one pass over the data."""
+    if network.stack is not None and (found := network.stack.mean_gradient(network, theta, x, y, loss)) is not None:
+        return cast(tuple[Tensor, Tensor], found)
     network.vector.copy_(theta)
     network.module.eval()
     network.gradient.zero_()

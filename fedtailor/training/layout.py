@@ -99,3 +99,11 @@ def view_as(flat: Tensor, shape: torch.Size) -> Tensor:
         out, channels, height, width = shape
         return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
     return flat.view(shape)
+
+
+def rows_as(flat: Tensor, shape: torch.Size) -> Tensor:
+    """View pieces of several vectors, the rows of a matrix, in a tensor's shape."""
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return flat.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3)
+    return flat.view(-1, *shape)

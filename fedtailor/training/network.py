@@ -6,6 +6,7 @@ those of the head last, so that the body, the head and every layer are slices. F
 head lie the tensors that a method trains beside the network.
 """
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -33,9 +34,11 @@ class Network:
     other. `layout` has their slices. `extra` are the method's extra tensors, as parameters. `frozen` are the submodules
     without trained parameters, which always are in evaluation mode. `has_batch_norm` is true if another layer
     normalises by the other samples of its batch. With `autocast`, passes through the module are computed in bfloat16.
+    `stack` is there while several clients train as one computation, and this network's vector is a row of it.
     """
 
     autocast = False
+    stack: Any = None
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Network:
         places: dict[str, slice] = {}
         buffers: list[slice] = []
         self._integer_buffers: dict[str, torch.dtype] = {}
-        self._placed: list[tuple[nn.Module, str, slice]] = []  # owner and name of each tensor, and its place
+        self.placed: list[tuple[nn.Module, str, slice]] = []  # owner and name of each tensor, and its place
         self._pretrained: list[slice] = []
         head_shapes: dict[str, torch.Size] = {}
         start = 0
@@ -84,7 +87,7 @@ class Network:
                         self._integer_buffers[full_name] = tensor.dtype
                 if full_name in pretrained:
                     self._pretrained.append(where)
-                self._placed.append((owner, attribute, where))
+                self.placed.append((owner, attribute, where))
                 start += tensor.numel()
         head_size = sum(parts[name] for name in self.head_names)
         norm_layers = [p for n, p in places.items() if isinstance(self.module.get_submodule(n), NORMALISATION)]
@@ -94,7 +97,7 @@ class Network:
         extra_places: dict[str, slice] = {}
         for name, tensor in initial.items():
             extra_places[name] = slice(start, start := start + tensor.numel())
-            self._placed.append((self.extra, name, extra_places[name]))
+            self.placed.append((self.extra, name, extra_places[name]))
         self.layout = Layout(
             size=start,
             body=body,
@@ -110,7 +113,7 @@ class Network:
         )
         self.layout = replace(self.layout, linear=self._linear_head())
         self._place(torch.zeros(start, device=device, dtype=dtype))
-        placed = {(id(owner), attribute) for owner, attribute, _ in self._placed}
+        placed = {(id(owner), attribute) for owner, attribute, _ in self.placed}
         self._constants = [
             (owner, key, buffer.clone())
             for owner in self.module.modules()
@@ -118,14 +121,14 @@ class Network:
             if buffer is not None and (id(owner), key) not in placed
         ]
 
-    def _place(self, vector: Tensor) -> None:
+    def _place(self, vector: Tensor, gradient: Tensor | None = None) -> None:
         """Make the parameters and buffers views of their places in this vector."""
-        self.vector, self.gradient = vector, torch.zeros_like(vector)
+        self.vector, self.gradient = vector, torch.zeros_like(vector) if gradient is None else gradient
         self.chains: dict[tuple[bool, int, str], Any] = {}  # see `chain_of`
         self.hooks_seen = -1
         self.one_by_one: set[bool] = set()  # see `example_gradients`
         self.differentiated = 0  # samples of which the network's gradient was computed since the last reset
-        for owner, attribute, where in self._placed:
+        for owner, attribute, where in self.placed:
             parameter = owner._parameters.get(attribute)
             tensor = owner._buffers[attribute] if parameter is None else parameter
             assert tensor is not None
@@ -145,8 +148,16 @@ class Network:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        first = next(p for owner, attribute, _ in self._placed if (p := owner._parameters.get(attribute)) is not None)
+        first = next(p for owner, attribute, _ in self.placed if (p := owner._parameters.get(attribute)) is not None)
         self._place(torch.zeros(self.layout.size, device=first.device, dtype=first.dtype))
+
+    def placed_at(self, vector: Tensor, gradient: Tensor) -> "Network":
+        """Copy the network into this memory. Frozen parameters, which nobody changes, are not copied."""
+        frozen = {id(p): p for p in self.module.parameters() if not p.requires_grad}
+        other = Network.__new__(Network)
+        vars(other).update(copy.deepcopy(self.__getstate__(), frozen))
+        other._place(vector, gradient)
+        return other
 
     @property
     def n_parameters(self) -> int:
@@ -184,7 +195,7 @@ class Network:
         through which gradients flow back into `theta`."""
         names = {id(owner): f"{name}." if name else "" for name, owner in self.module.named_modules()}
         found = {}
-        for owner, attribute, where in self._placed:
+        for owner, attribute, where in self.placed:
             if owner is self.extra:
                 continue
             parameter = owner._parameters.get(attribute)

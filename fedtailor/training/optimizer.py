@@ -64,7 +64,7 @@ def optimizer_step(
     gradient: Tensor,
     moments: State,
     settings: OptimizerSettings,
-    factor: float = 1.0,
+    factor: float | Tensor = 1.0,
     scale: Tensor | None = None,
     fixed: Sequence[slice] = (),
 ) -> None:
@@ -73,11 +73,14 @@ def optimizer_step(
     SGD: v ← momentum · v + scale · (gradient + weight_decay · θ);  θ ← θ − lr · v. `scale` is a learning rate of its
     own for every entry: Adam multiplies the step by it. `moments` has what the optimiser remembers, updated in place
     (begin with an empty dictionary). `gradient` is overwritten. `fixed` slices of `theta` do not move.
+
+    The rows of a matrix are vectors that take their steps at once; `factor` may then be a column, one for each.
     """
     if settings.clip is not None:
         for place in fixed:
-            gradient[place].zero_()
-        gradient.mul_((settings.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_ does
+            gradient[..., place].zero_()
+        norm = gradient.norm() if gradient.dim() == 1 else gradient.norm(dim=1, keepdim=True)
+        gradient.mul_((settings.clip / (norm + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_ does
     lr = settings.lr * factor
     if settings.kind != "sgd":
         _adam_step(theta, gradient, moments, settings, lr if scale is None else lr * scale, fixed)
@@ -87,13 +90,16 @@ def optimizer_step(
     if scale is not None:
         gradient.mul_(scale)
     for place in fixed:
-        gradient[place].zero_()
+        gradient[..., place].zero_()
     if settings.momentum:
         if "momentum" in moments:
             gradient = moments["momentum"].mul_(settings.momentum).add_(gradient)
         else:
             gradient = moments["momentum"] = gradient.clone()
-    theta.add_(gradient, alpha=-lr)
+    if isinstance(lr, Tensor):
+        theta.sub_(gradient * lr)
+    else:
+        theta.add_(gradient, alpha=-lr)
 
 
 def _adam_step(
@@ -108,20 +114,25 @@ def _adam_step(
     if settings.weight_decay and settings.kind == "adam":
         gradient.add_(theta, alpha=settings.weight_decay)
     elif settings.weight_decay:
-        before = [theta[place].clone() for place in fixed]
+        before = [theta[..., place].clone() for place in fixed]
         theta.mul_(1 - lr * settings.weight_decay)
         for place, values in zip(fixed, before, strict=True):
-            theta[place] = values
+            theta[..., place] = values
     for place in fixed:
-        gradient[place].zero_()
+        gradient[..., place].zero_()
     for name in settings.moments:
         if name not in moments:
-            moments[name] = gradient.new_zeros(()) if name == "steps" else torch.zeros_like(gradient)
+            count = gradient.new_zeros(() if gradient.dim() == 1 else (len(gradient), 1))  # one for each vector
+            moments[name] = count if name == "steps" else torch.zeros_like(gradient)
     mean = moments["mean"].lerp_(gradient, 1 - BETA1)
     square = moments["square"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    first, last = (float(bound) for bound in moments["steps"].add_(1).aminmax())
-    # Entries that were trained apart (a head alone) have taken different numbers of steps.
-    t = first if first == last else moments["steps"].double()
+    steps = moments["steps"].add_(1)
+    if theta.dim() > 1:  # nothing is read on the host
+        t: float | Tensor = steps.double()
+    else:
+        first, last = (float(bound) for bound in steps.aminmax())
+        # Entries that were trained apart (a head alone) have taken different numbers of steps.
+        t = first if first == last else steps.double()
     size, spread = lr / (1 - BETA1**t), square.sqrt().div_((1 - BETA2**t) ** 0.5).add_(EPS)
     if isinstance(size, Tensor):
         theta.sub_(size * mean / spread)

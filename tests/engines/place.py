@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 
@@ -56,13 +57,14 @@ class Pretended:
         upload = {"twice": 2 * request.message["x"], "state": state["before"].clone()}
         return Reply(request.clients, upload), {"after": torch.tensor(request.client + 1)}
 
-    def finish(self, request: Request, reply: Reply, state: State) -> Reply:
+    def finish(self, request: Request, reply: Reply, state: State) -> list[Reply]:
         self.events.append(("finish", request.client))
         assert reply.error or state["after"] == request.client + 1
-        return reply
+        return [reply]
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Reply]:
-        return (self.finish(request, *self.work(request, self.begin(request))) for request in self.split(requests))
+        done = (self.finish(request, *self.work(request, self.begin(request))) for request in self.split(requests))
+        return chain.from_iterable(done)
 
     def close(self) -> None: ...
 

@@ -66,15 +66,15 @@ def test_an_upload_that_lacks_something_is_refused(method: str) -> None:
 @pytest.mark.parametrize("change", ["more", "less"])
 def test_the_server_refuses_such_uploads_too(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes nothing that the method does not declare, whatever a site sends."""
-    handle: Callable[[Sites, Request], Reply] = Sites.handle
+    replies: Callable[[Sites, Request], list[Reply]] = Sites.replies
 
-    def changed(sites: Sites, request: Request) -> Reply:
-        reply = handle(sites, request)
+    def changed(sites: Sites, request: Request) -> list[Reply]:
+        (reply,) = replies(sites, request)
         if isinstance(request, Train) and request.client == 1:
             reply.upload = {**reply.upload, "secret": torch.ones(2)} if change == "more" else {}
-        return reply
+        return [reply]
 
-    monkeypatch.setattr(Sites, "handle", changed)
+    monkeypatch.setattr(Sites, "replies", changed)
     sentence = (
         "has 'secret', which FedAvg does not declare" if change == "more" else "lacks 'theta', which FedAvg declares"
     )
