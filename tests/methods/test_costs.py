@@ -10,7 +10,7 @@ from tests.methods.problems import SMALL
 
 BODY, HEAD = 64 * 16 + 16, 16 * 10 + 10
 ALL = BODY + HEAD
-# Down and up, in float32; an index of int64 counts twice. PGFed, FedFomo and FedBN have tests of their own.
+# Down and up, in float32; an index of int64 counts twice. PGFed, FedFomo, FedBN and FedDBE have tests of their own.
 COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("local", {}, 0, 0),
     ("fedavg", {}, ALL, ALL),
@@ -58,7 +58,9 @@ def test_a_round_costs_what_the_formula_says(method: str, parameters: dict[str, 
 
 
 def test_every_method_has_a_formula() -> None:
-    assert {name for name, *_ in COSTS} | {"pgfed", "pgfedmo", "pgfed-ce", "fedfomo", "fedbn"} == set(CATALOGUE)
+    assert {name for name, *_ in COSTS} | {"pgfed", "pgfedmo", "pgfed-ce", "fedfomo", "fedbn", "feddbe"} == set(
+        CATALOGUE
+    )
 
 
 @pytest.mark.parametrize(

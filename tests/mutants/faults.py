@@ -196,6 +196,11 @@ FAULTS = [
     Fault("FedPAC's weights are found without their bounds", "fedtailor/methods/fedpac.py",
           "u < -1e-12 * u.sum()", "torch.zeros_like(free)",
           "tests/methods/test_fedpac.py::test_the_weights_are_the_best_in_the_simplex"),
+    Fault("FedDBE's memory leaves its client", "fedtailor/methods/feddbe.py", "        theta[place] = 0\n", "",
+          "tests/methods/test_feddbe.py::test_the_memory_never_leaves"),
+    Fault("FedDBE's mean is pulled without its share of the batch", "fedtailor/methods/feddbe.py",
+          "mean = present.detach()", "mean = batch.features.mean(0).detach()",
+          "tests/methods/test_feddbe.py::test_follows_its_formulas"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',
