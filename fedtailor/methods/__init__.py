@@ -22,6 +22,7 @@ from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.methods.fedcac import FedCAC
+from fedtailor.methods.feddbe import FedDBE
 from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedfomo import FedFomo
 from fedtailor.methods.fedlc import FedLC
@@ -59,7 +60,7 @@ METHODS = (
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
     *(FedProto, FedPAC, PFedFDA),  # means of each class
-    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, KNNPer),  # a personal model beside or from the global one
+    *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, FedDBE, KNNPer),  # a personal model beside or from the global one
     *(IFCA, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}

@@ -10,8 +10,8 @@ from tests.methods.problems import SMALL
 
 BODY, HEAD = 64 * 16 + 16, 16 * 10 + 10
 ALL = BODY + HEAD
-# Down and up, in float32; an index of int64 counts twice. PGFed, FedFomo, FedBN and FedCAC have tests of
-# their own.
+# Down and up, in float32; an index of int64 counts twice. PGFed, FedFomo, FedBN, FedCAC and FedDBE have
+# tests of their own.
 COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("local", {}, 0, 0),
     ("fedavg", {}, ALL, ALL),
@@ -63,7 +63,7 @@ def test_a_round_costs_what_the_formula_says(method: str, parameters: dict[str, 
 
 
 def test_every_method_has_a_formula() -> None:
-    elsewhere = {"pgfed", "pgfedmo", "pgfed-ce", "fedfomo", "fedbn", "fedcac"}
+    elsewhere = {"pgfed", "pgfedmo", "pgfed-ce", "fedfomo", "fedbn", "fedcac", "feddbe"}
     assert {name for name, *_ in COSTS} | elsewhere == set(CATALOGUE)
 
 

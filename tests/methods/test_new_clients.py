@@ -25,7 +25,7 @@ def after_two_rounds(method: str, **settings: Any) -> Simulation:
 
 GLOBAL = (
     *("fedavg", "fedavgm", "fedadam", "fednova", "fedprox", "ditto", "pgfed", "pgfedmo", "pgfed-ce", "feddyn"),
-    *("fedrod", "scaffold", "moon", "apfl", "fedala", "fedlc", "fedntd"),
+    *("fedrod", "scaffold", "moon", "apfl", "fedala", "fedlc", "fedntd", "feddbe"),
 )
 
 

@@ -212,6 +212,11 @@ FAULTS = [
           "tests/methods/test_fedcac.py::test_follows_its_formulas"),
     Fault("pFedGraph turns models away from their mixes", "fedtailor/methods/pfedgraph.py", "return -self.lam *",
           "return self.lam *", "tests/methods/test_pfedgraph.py::test_follows_its_formulas"),
+    Fault("FedDBE's memory leaves its client", "fedtailor/methods/feddbe.py", "        theta[place] = 0\n", "",
+          "tests/methods/test_feddbe.py::test_the_memory_never_leaves"),
+    Fault("FedDBE's mean is pulled without its share of the batch", "fedtailor/methods/feddbe.py",
+          "mean = present.detach()", "mean = batch.features.mean(0).detach()",
+          "tests/methods/test_feddbe.py::test_follows_its_formulas"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',

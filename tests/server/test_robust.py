@@ -244,6 +244,7 @@ CHANGES_OF_NOTHING = {
     "fedfomo": {"theta", "weights"},
     "fedpac": {"h", "v"},
     "fedcac": {"mask"},
+    "feddbe": {"mean"},
 }
 
 
