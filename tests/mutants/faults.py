@@ -184,6 +184,8 @@ FAULTS = [
           "batch.outputs + margins", "tests/methods/test_fedlc.py::test_follows_its_formula"),
     Fault("pFedSim mixes heads too", "fedtailor/methods/pfedsim.py", "mix[server.head] = own[server.head]", "pass",
           "tests/methods/test_pfedsim.py::test_follows_its_formulas"),
+    Fault("CFL sends who missed a split to the part that points away", "fedtailor/methods/cfl.py", ".argmax()]",
+          ".argmin()]", "tests/methods/test_cfl.py::test_follows_its_formulas"),
     Fault("FedCAC takes parameters that are not critical from its helpers", "fedtailor/methods/fedcac.py",
           "torch.where(mask > 0, mix, theta)", "torch.where(mask > 0, theta, mix)",
           "tests/methods/test_fedcac.py::test_follows_its_formulas"),

@@ -243,6 +243,7 @@ CHANGES_OF_NOTHING = {
     "ifca": {"cluster"},
     "fedfomo": {"theta", "weights"},
     "fedcac": {"mask"},
+    "cfl": {"leaf"},
 }
 
 

@@ -24,7 +24,8 @@ OWN, USELESS = "its server takes a step of its own", "no mean of its uploads is 
 NAMED = "it has one by its name"
 REFUSED = {
     **dict.fromkeys(("pflego", "scaffold", "fedrecon", "feddyn", "fednova"), OWN),
-    **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim", "pfedgraph", "fedcac"), USELESS),
+    **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim"), USELESS),
+    **dict.fromkeys(("pfedgraph", "fedcac", "cfl"), USELESS),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), NAMED),
 }
 MOVED = {"lg-fedavg": "shared", "fedbn": "shared", "pfedmb": "W"}
