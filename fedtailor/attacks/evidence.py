@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtailor._common.errors import FedtailorError
 from fedtailor.messages import Message
 from fedtailor.method import Method
+from fedtailor.methods.cfl import CFL
 from fedtailor.methods.fedacs import FedACS
 from fedtailor.methods.fedamp import FedAMP
 from fedtailor.methods.fedbabu import FedBABU
@@ -299,4 +300,12 @@ def _(method: IFCA, observed: Observed) -> Evidence:
     """The weights of the mean say which of the clusters' models the client began with."""
     upload = observed.upload
     start = observed.message["theta"][int(upload["member"].flatten().argmax())]
+    return change(observed, "the model's change", start, upload["theta"], slice(0, observed.layout.size))
+
+
+@evidence.register
+def _(method: CFL, observed: Observed) -> Evidence:
+    """The client began with the model that it was sent, or with that of the leaf at which it arrived."""
+    models, upload = observed.message["theta"], observed.upload
+    start = models if models.dim() == 1 else models[upload["leaf"]]
     return change(observed, "the model's change", start, upload["theta"], slice(0, observed.layout.size))

@@ -11,6 +11,7 @@ from fedtailor._common.errors import FedtailorError, shown, unknown, wanted
 from fedtailor._common.imports import import_object
 from fedtailor.method import Method
 from fedtailor.methods.apfl import APFL
+from fedtailor.methods.cfl import CFL
 from fedtailor.methods.composition import compose
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedacs import FedACS
@@ -61,7 +62,7 @@ METHODS = (
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
     *(FedProto, FedPAC, PFedFDA),  # means of each class
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, FedDBE, KNNPer),  # a personal model beside or from the global one
-    *(IFCA, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
+    *(IFCA, CFL, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 

@@ -48,6 +48,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedamp", {}, ALL + 1, ALL),  # the strength of the pull
     ("fedacs", {}, ALL, ALL),
     ("ifca", {"clusters": 3}, 3 * ALL, ALL + 3 + 2),  # a weight for each cluster, and the cluster's number
+    ("cfl", {}, ALL + 2, ALL + 2),  # the cluster's number
     ("pfedmb", {}, 5 * ALL, 5 * ALL + 2 * 2 * 5),  # α, and as many weights n α
     ("pfedmb", {"branches": 3}, 3 * ALL, 3 * ALL + 2 * 2 * 3),
     ("pfedmb", {"branches": 3, "per_layer": False}, 3 * ALL, 3 * ALL + 2 * 3),

@@ -207,6 +207,8 @@ FAULTS = [
     Fault("FedPAC's weights are found without their bounds", "fedtailor/methods/fedpac.py",
           "u < -1e-12 * u.sum()", "torch.zeros_like(free)",
           "tests/methods/test_fedpac.py::test_the_weights_are_the_best_in_the_simplex"),
+    Fault("CFL sends who missed a split to the part that points away", "fedtailor/methods/cfl.py", ".argmax()]",
+          ".argmin()]", "tests/methods/test_cfl.py::test_follows_its_formulas"),
     Fault("FedCAC takes parameters that are not critical from its helpers", "fedtailor/methods/fedcac.py",
           "torch.where(mask > 0, mix, theta)", "torch.where(mask > 0, theta, mix)",
           "tests/methods/test_fedcac.py::test_follows_its_formulas"),

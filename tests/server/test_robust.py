@@ -245,6 +245,7 @@ CHANGES_OF_NOTHING = {
     "fedpac": {"h", "v"},
     "fedcac": {"mask"},
     "feddbe": {"mean"},
+    "cfl": {"leaf"},
 }
 
 

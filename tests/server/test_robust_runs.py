@@ -167,6 +167,7 @@ REFUSED = {
     "pfedsim": f"PFedSim needs every client's own theta, {SINGLE}",
     "pfedgraph": f"PFedGraph needs every client's own theta, {SINGLE}",
     "fedcac": f"FedCAC needs every client's own theta and mask, {SINGLE}",
+    "cfl": f"CFL needs every client's own theta and leaf, {SINGLE}",
     "ifca": f"IFCA's mean is by weights that clients upload themselves (member), {OWN_WEIGHTS}",
     "pfedmb": f"PFedMB's mean is by weights that clients upload themselves (weight), {OWN_WEIGHTS}",
     "fedrecon": f"FedRecon's mean is by weights that clients upload themselves (n_query), {OWN_WEIGHTS}",

@@ -25,7 +25,8 @@ CLASSES = "class means are no parameters, which steps could improve"
 NAMED = "it has one by its name"
 REFUSED = {
     **dict.fromkeys(("pflego", "scaffold", "fedrecon", "feddyn", "fednova"), OWN),
-    **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim", "pfedgraph", "fedcac"), USELESS),
+    **dict.fromkeys(("local", "pgfed-ce", "fedacs", "fedamp", "fedfomo", "pfedsim", "pfedgraph"), USELESS),
+    **dict.fromkeys(("fedcac", "cfl"), USELESS),
     **dict.fromkeys(("fedproto", "fedpac", "pfedfda"), CLASSES),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), NAMED),
 }
