@@ -162,8 +162,7 @@ class Prepared:
 
 def _started(prepared: Prepared) -> Server:
     """A server on which the method was started, to look at."""
-    training = len(prepared.data.names) - len(prepared.data.new)
-    server = prepared.server(prepared.data.n_samples.tolist()[:training], Store(None, "server"))
+    server = prepared.server(prepared.data.n_samples[: prepared.data.n_training].tolist(), Store(None, "server"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it has to say is said when the run begins
         prepared.terms.method.model_copy(deep=True).start(server)
@@ -182,7 +181,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     data = partition_data(experiment, objects.data, partition=objects.partition).to(device)
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
-    training = data.n_clients - len(data.new)
+    training = data.n_training
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
     loss = objects.loss or find_loss(experiment.loss, data)
@@ -292,16 +291,17 @@ def _check_protocol(prepared: Prepared) -> None:
         method.check_one_model("leave --fine-tune out")
     if protocol.clients == "new" and not data.new:
         raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
-    evaluated = [data.places[c] for c in range(data.n_clients) if (c in data.new) == (protocol.clients == "new")]
-    if not any(end > validated for _, _, validated, end in evaluated):
+    new = protocol.clients == "new"
+    _, trained, validated, end = (data.places[data.n_training :] if new else data.places[: data.n_training]).T
+    if not (end > validated).any():
         raise FedtailorError(
             "No client has test samples, so nothing could be measured: give --test 0.2, or --evaluate-every 0 to train "
             "without measuring."
         )
-    validated = any(v > trained for _, trained, v, _ in evaluated)
-    if protocol.patience is not None and not validated:
+    validating = (validated > trained).any()
+    if protocol.patience is not None and not validating:
         raise FedtailorError("No client has validation samples to stop early by (--patience): give --validation 0.1.")
-    if protocol.choose == "best-validation" and not validated:
+    if protocol.choose == "best-validation" and not validating:
         raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")

@@ -220,7 +220,7 @@ class Reply:
     cause: BaseException | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Declaration:
     """All that a site tells the server when it joins.
 
