@@ -124,6 +124,11 @@ class FederatedData:
         """The number of clients that are not held out from training: they are numbered before those that are."""
         return self.n_clients - len(self.new)
 
+    @property
+    def n_at_first(self) -> int:
+        """The number of clients that trained from the first round on: those that joined later are numbered behind."""
+        return self.n_training - sum(len(join.clients) for join in self.joined)
+
     def train(self, client: int) -> tuple[Inputs, Tensor]:
         return self._slice(client, "train")
 

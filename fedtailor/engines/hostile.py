@@ -59,7 +59,7 @@ def hostile_clients(experiment: Experiment, data: FederatedData) -> list[int]:
     data do not allow."""
     attack = Attack.parse(experiment.attack)
     _check_samples(attack.kind, data)
-    training = data.n_training - sum(len(join.clients) for join in data.joined)
+    training = data.n_at_first
     if isinstance(attack.clients, tuple) and attack.clients[-1] >= training:
         raise FedtailorError(
             f"The attack names client {attack.clients[-1]}, but training clients are numbered from 0 to {training - 1}."

@@ -68,8 +68,6 @@ class Simulation:
         if self.attack:
             memory = Store(checkpoint / "hostile" if checkpoint else None, "hostile", device=device)
             self.transport = self._tampering(self.attack, memory)
-        training = range(data.n_training)
-        evaluated = range(len(training), data.n_clients) if experiment.evaluation.clients == "new" else training
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
         declared = self.transport.declare()
         for site in declared:
@@ -80,7 +78,7 @@ class Simulation:
             method,
             prepared.server([site.n_samples for site in declared], store),
             list(data.names),
-            Evaluator(experiment.evaluation, method, evaluated),
+            Evaluator(experiment.evaluation, method, prepared.evaluated),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device, len(declared)),
             directory,
