@@ -4,13 +4,14 @@ import argparse
 import time
 from collections.abc import Callable
 
-from benchmarks import costs, floor, memory, scale, stack, start_up
+from benchmarks import costs, floor, memory, million, scale, stack, start_up
 from benchmarks.measuring import CORES, Goal, table
 
 PARTS: dict[str, Callable[..., list[Goal]]] = {
     "floor": floor.run,
     "costs": costs.run,
     "scale": scale.run,
+    "million": million.run,
     "memory": memory.run,
     "stack": stack.run,
     "start-up": start_up.run,

@@ -36,11 +36,9 @@ import torch
 from benchmarks.measuring import CORES, Goal, Seconds, images, memory, profiled, start, table, timed
 from fedtailor.data import Dataset
 from fedtailor.engines.preparation import Objects, Prepared, prepare
-from fedtailor.engines.simulation import Simulation
+from fedtailor.engines.simulation import Simulation, create
 from fedtailor.experiment import Experiment, make_experiment
 from fedtailor.messages import copied
-from fedtailor.server.records import RoundRecord
-from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.descent import descend
 from fedtailor.training.predictions import outputs
 
@@ -72,42 +70,44 @@ class Case:
     evaluated: str = "participants"
     fresh: bool = True  # a process of its own from the ground up, or a forked one, which is there at once
 
-    @contextmanager
-    def running(self) -> Iterator[Iterator[RoundRecord]]:
-        """Yield the federation's rounds, in a run directory that is removed afterwards."""
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            closing(self._started(Path(directory) / "run")) as run,
-            closing(run.run()) as rounds,
-        ):
-            yield rounds
+    model: str = "lenet"
+    begun: int | None = None  # clients that have a state already; all of them unless said
 
-    def _started(self, out: Path) -> Simulation:
-        """Start the federation in the run directory `out`, as if every client had taken part in round 1."""
+    def data(self) -> Dataset:
+        return images_of_clients(self.clients, self.samples, (1, 28, 28))
+
+    def start(self, out: Path) -> Simulation:
+        """Start the federation in the run directory `out`."""
         where: dict[str, Any] = {"engine": "processes", "states": self.states, "checkpoint_every": self.rounds}
-        what = {"method": "ditto", "model": "lenet", "epochs": 1, "batch": 10, "rounds": 10**6}
+        what = {"method": "ditto", "model": self.model, "epochs": 1, "batch": 10, "rounds": 10**6}
         whom = {"participation": self.participants, "evaluation": {"clients": self.evaluated}}
         experiment = make_experiment({**where, **what, **whom})
-        prepared = prepare(experiment, Objects(data=images_of_clients(self.clients, self.samples, (1, 28, 28))))
-        terms, data = prepared.terms, prepared.data
-        directory = RunDirectory.create(out, experiment, data, terms.fingerprint, prepared.setup, terms.metric)
-        run = Simulation(prepared, directory)
+        run = create(out, prepare(experiment, Objects(data=self.data())))
         run.start()
-        for client in range(self.clients):
-            run.sites.store.put(client, copied({"personal": prepared.terms.initial}), 1)
+        return run
+
+    def go_on(self, run: Simulation) -> None:
+        """Pretend that clients have taken part in round 1."""
+        for client in range(self.clients if self.begun is None else self.begun):
+            run.sites.store.put(client, copied({"personal": run.terms.initial}), 1)
         run.sites.save()
         run.sites.prune()
         run.loop.finished, run.loop.versions = 1, dict(run.sites.store.current)
-        return run
 
 
 def work(case: Case, pipe: Connection) -> None:
-    """Run a federation in processes of its own: do a round whenever it is asked for, and say how long it took."""
+    """Run a federation in processes of its own: start it, do a round whenever it is asked for, and say how long each
+    took; at the end, the bytes of its run directory."""
     torch.set_num_threads(1)
-    with case.running() as rounds:
-        pipe.send("ready")
-        while pipe.recv():
-            pipe.send(timed(lambda: next(rounds)))
+    with tempfile.TemporaryDirectory() as directory:
+        out, runs = Path(directory) / "run", []
+        seconds = timed(lambda: runs.append(case.start(out)))
+        with closing(runs[0]) as run, closing(run.run()) as rounds:
+            case.go_on(run)
+            pipe.send(seconds)
+            while pipe.recv():
+                pipe.send(timed(lambda: next(rounds)))
+        pipe.send(sum(512 * path.lstat().st_blocks for path in out.rglob("*")))
 
 
 @dataclass
@@ -117,6 +117,8 @@ class Measured:
     case: Case
     turns: list[Seconds] = field(default_factory=list)  # a round's mean, from checkpoint to checkpoint
     peak: float = 0.0  # GiB
+    start_up: Seconds = field(default_factory=Seconds)
+    size: int = 0  # bytes of the run directory, at the end
 
     def __post_init__(self) -> None:
         processes = get_context("spawn") if self.case.fresh else get_context("fork")
@@ -136,7 +138,7 @@ class Measured:
     def warm_up(self) -> None:
         """Do the first rounds, when everything is in place."""
         try:
-            self.pipe.recv()
+            self.start_up = self.pipe.recv()
             for _ in range(self.case.rounds):
                 self.round()
         finally:
@@ -150,6 +152,7 @@ class Measured:
 
     def end(self) -> None:
         self.pipe.send(False)
+        self.size = self.pipe.recv()
         self.process.join()
 
     def row(self) -> list[str]:
@@ -171,7 +174,7 @@ def many_clients(sizes: Sequence[int], case: Case, repeat: int) -> list[Goal]:
         for one in found:
             one.warm_up()
         for _ in range(max(1, repeat - 1)):  # a turn has many rounds
-            _take_turns(found)
+            take_turns(found)
         for one in found:
             one.end()
             rows.append(one.row())
@@ -186,7 +189,7 @@ def many_clients(sizes: Sequence[int], case: Case, repeat: int) -> list[Goal]:
     return goals
 
 
-def _take_turns(federations: Sequence[Measured]) -> None:
+def take_turns(federations: Sequence[Measured]) -> None:
     """Do some rounds of each, one of each at a time: a busy moment of the machine meets all of them."""
     rounds = federations[0].case.rounds
     found = [[one.round() for one in federations] for _ in range(rounds)]
@@ -198,9 +201,11 @@ def _take_turns(federations: Sequence[Measured]) -> None:
 
 def profile(case: Case) -> str:
     """Profile the server's process. What it waits for (`poll`) are the workers."""
-    with case.running() as rounds:
-        next(rounds)
-        return profiled(lambda: list(islice(rounds, case.rounds)))
+    with tempfile.TemporaryDirectory() as directory, closing(case.start(Path(directory) / "run")) as run:
+        case.go_on(run)
+        with closing(run.run()) as rounds:
+            next(rounds)
+            return profiled(lambda: list(islice(rounds, case.rounds)))
 
 
 # --- everything that is not the network's passes ---

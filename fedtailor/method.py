@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, explained, warn
+from fedtailor._common.memory import half_of_memory
 from fedtailor.messages import Message, State
 from fedtailor.messages.store import Store
 from fedtailor.training.client import Client
@@ -173,6 +174,17 @@ class Server:
         """An initial vector of the network as another seed would have made it; number 0 is `initial` itself."""
         assert self.initialise is not None
         return self.initialise(number) if number else self.initial
+
+    def pairs(self, value: float = 0.0, like: Tensor | None = None) -> Tensor:
+        """Return a matrix with this number for each pair of clients, N × N, of the kind of `initial`, or of `like`.
+        Refuse one that would take more than half of the memory."""
+        like, n = self.initial if like is None else like, self.n_clients
+        if (size := n * n * like.itemsize) > half_of_memory():
+            raise FedtailorError(
+                f"This method's server has a number for each pair of clients: for {n:,} of them it would take "
+                f"{size / 1e9:,.0f} GB of memory, so choose another method, or fewer clients."
+            )
+        return like.new_full((n, n), value)
 
     def step(self, name: str, gradient: Tensor, lr: float, optimizer: GradientOptimizer = "sgd") -> None:
         """Move the server's tensor `name` along a gradient, by SGD, SGD with momentum, or Adam."""

@@ -159,12 +159,13 @@ def checksum(*parts: bytes | memoryview) -> str:
     return found.hexdigest()[:DIGITS]
 
 
-def seal(record: Mapping[str, Any], before: str = "", pretty: bool = False) -> bytes:
+def seal(record: Mapping[str, Any] | str, before: str = "", pretty: bool = False) -> bytes:
     """Write a record as a line of JSON whose last entry is its checksum, or as several lines for people (`pretty`).
 
-    `before` is the checksum of the line before it, if there is one.
+    `before` is the checksum of the line before it, if there is one. A record may be JSON already.
     """
-    text = json.dumps(record, indent=2 if pretty else None).removesuffix("}").rstrip()
+    text = record if isinstance(record, str) else json.dumps(record, indent=2 if pretty else None)
+    text = text.removesuffix("}").rstrip()
     return _sealed(f"{text},{PRETTY if pretty else ' '}".encode(), before)
 
 

@@ -111,7 +111,7 @@ class Study:
     def _drawn(self, data: FederatedData) -> list[int]:
         """The attacked clients: the first participants of the round."""
         experiment, wanted = self.experiments[0], self.question.victims
-        training, round = data.n_clients - len(data.new), self.question.round
+        training, round = data.n_training, self.question.round
         drawn = Participation.parse(experiment.participation).draw(training, experiment.seed, round)
         if len(drawn) < wanted:
             raise FedtailorError(

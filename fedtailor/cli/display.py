@@ -298,7 +298,8 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     fall = max((before - after for few in last for before, after in pairwise(few)), default=0.0)
     if metric.percent and results[0].experiment.evaluation.choose == "last" and fall > FALL:
         yield f"In the last five rounds an {metric.title} fell by {100 * fall:.1f} points: --choose last-5 is steadier."
-    if absent := max(len(result.never_called) for result in results):
+    same = results[0].experiment.evaluation.of_the_same
+    if absent := same and max(len(result.never_called) for result in results):
         yield f"{absent} of {clients} clients were never called: they count with what a new client gets."
 
 

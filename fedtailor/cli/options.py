@@ -56,6 +56,7 @@ VALUES = {
     "decimal": "CHARACTER", "encoding": "NAME", "model": "NAME", "head": "N|NAMES", "weights": "FILE",
     "frozen": "NAMES", "lora": "RANK", "loss": "NAME", "participation": "WHO", "schedule": "RULE",
     "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
+    "evaluate_clients": "N|all|participants|new",
     "evaluate_metrics": "NAME=MODULE:FUNCTION,…",
     "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
     "stack": "N|auto",

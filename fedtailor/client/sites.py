@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, count
+from itertools import chain, count, repeat
 from pathlib import Path
 
 from torch import Tensor
@@ -229,9 +229,9 @@ def measure_together(sites: Sequence[Site], theta: Tensor) -> list[Measured]:
 
 def declarations(data: FederatedData, fingerprint: str) -> list[Declaration]:
     """Make the declarations of the training clients of these data; `fingerprint` is that of network and experiment."""
-    own_classes = data.own_classes or [None] * len(data.names)
-    training = zip(data.names, data.places, own_classes, range(len(data.names) - len(data.new)), strict=False)
-    return [Declaration(name, place[1] - place[0], own, fingerprint) for name, place, own, _ in training]
+    own_classes = data.own_classes or repeat(None)
+    training = zip(data.names[: data.n_training], data.n_samples.tolist(), own_classes, strict=False)
+    return [Declaration(name, n_samples, own, fingerprint) for name, n_samples, own in training]
 
 
 @dataclass
@@ -301,8 +301,8 @@ class Sites:
     def size(self, request: Request) -> int:
         """The number of samples that a request goes through."""
         first, last = (1, 3) if isinstance(request, Evaluate | EvaluateShared) else (0, 1)
-        places = [self.data.places[client] for client in request.clients]
-        return sum(place[last] - place[first] for place in places)
+        places = self.data.places[[*request.clients]]
+        return int((places[:, last] - places[:, first]).sum())
 
     def begin(self, request: Request) -> State:
         """Get the state that a request is to work with: the version that the server names, whatever came after it."""
@@ -397,7 +397,8 @@ class Sites:
     @cached_property
     def _held_out(self) -> list[int]:
         """The number of validation and test samples of each client."""
-        return [place[3] - place[1] for place in self.data.places]
+        held_out: list[int] = (self.data.places[:, 3] - self.data.places[:, 1]).tolist()
+        return held_out
 
     def personal_model(self, client: int, round: int, message: Message) -> Tensor:
         """The model that a client predicts with now."""

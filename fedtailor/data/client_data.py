@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedtailor._common.errors import unknown
 from fedtailor._common.files import Count
-from fedtailor.data.dataset import kind_of_targets
+from fedtailor.data.dataset import Ints, kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
 from fedtailor.training.inputs import Inputs, Lazy, Several, is_aligned, join, samples_per_line, select, take, tensors
 from fedtailor.training.metrics import Targets
@@ -87,7 +87,7 @@ class FederatedData:
     tokens: int | None = None  # number of token values, where the data set says it
     joined: tuple[Join, ...] = ()  # training clients that came later: the last of them
     preprocessing: Preprocessing | None = None  # of a table: how its columns became features
-    facts: tuple[Facts, ...] = ()  # of a table: what each client declares of its training samples
+    facts: Sequence[Facts] = ()  # of a table: what each client declares of its training samples
     notes: tuple[str, ...] = ()  # what the user should know of the data
     elsewhere: Elsewhere | None = None  # the samples are: x and y are made up, the numbers in `bounds` declared
 
@@ -115,9 +115,19 @@ class FederatedData:
         return int(max(high for _, high in ends)) + 1 if min(low for low, _ in ends) >= 0 else None
 
     @cached_property
-    def places(self) -> list[list[int]]:
-        """`bounds` as plain numbers: looking one up in a tensor takes longer than cutting out a client's samples."""
-        return self.bounds.tolist()
+    def places(self) -> Ints:
+        """`bounds` in NumPy: looking one up in a tensor takes longer than cutting out a client's samples."""
+        return self.bounds.numpy()
+
+    @property
+    def n_training(self) -> int:
+        """The number of clients that are not held out from training: they are numbered before those that are."""
+        return self.n_clients - len(self.new)
+
+    @property
+    def n_at_first(self) -> int:
+        """The number of clients that trained from the first round on: those that joined later are numbered behind."""
+        return self.n_training - sum(len(join.clients) for join in self.joined)
 
     def train(self, client: int) -> tuple[Inputs, Tensor]:
         return self._slice(client, "train")
@@ -146,7 +156,7 @@ class FederatedData:
 
     def client(self, number: int) -> ClientData:
         """Cut out one client's data; nothing is copied."""
-        start, trained, validated, end = self.places[number]
+        start, trained, validated, end = self.places[number].tolist()
         own_classes = self.own_classes[number] if self.own_classes else None
         ends = (trained - start, validated - start)
         return ClientData(self.names[number], self.x[start:end], self.y[start:end], ends, own_classes)
@@ -162,24 +172,21 @@ class FederatedData:
         """
         if self.elsewhere is not None:
             return self
-        starts, step = [start for start, *_ in self.places], self._step
-        if is_aligned(self.x) and is_aligned(self.y) and not any(start % step for start in starts):
+        step, (stored, starts, sizes) = self._step, self._stored()
+        if is_aligned(self.x) and is_aligned(self.y) and not (self.bounds[:, 0] % step).any():
             return self
-        rows: list[Tensor] = []
-        moved, end = torch.zeros(self.n_clients, 1, dtype=torch.int64), 0
-        for client, owned in self._stored():
-            rows += [rows[-1][-1:].expand(gap)] if (gap := -end % step) else []
-            rows.append(torch.arange(owned.start, owned.stop))
-            moved[client] = end + gap
-            end += gap + len(rows[-1])
-        order = torch.cat(rows).to(self.y.device)
-        bounds = self.bounds - self.bounds[:, :1] + moved
+        room = (sizes + step - 1) // step * step
+        room[-1:] = sizes[-1:]  # nobody is behind the last one
+        moved = torch.zeros(self.n_clients, dtype=torch.int64)
+        moved[stored] = room.cumsum(0) - room
+        order = _rows(starts, room, sizes).to(self.y.device)
+        bounds = self.bounds - self.bounds[:, :1] + moved[:, None]
         return replace(self, x=select(self.x, order), y=self.y.index_select(0, order), bounds=bounds)
 
     def only(self, client: int) -> "FederatedData":
         """Copy the samples of one client into memory of their own. All names and numbers stay; the others' data, and
         what is known of them, are left out."""
-        start, *_, end = self.places[client]
+        start, *_, end = self.places[client].tolist()
         rows = torch.arange(start, end, device=self.y.device)
         alone = replace(
             self,
@@ -214,10 +221,12 @@ class FederatedData:
         """The number of rows from one 64-byte address to the next. Targets that are whole numbers may be anywhere."""
         return lcm(samples_per_line(self.x), samples_per_line(self.y) if self.y.is_floating_point() else 1)
 
-    def _stored(self) -> list[tuple[int, slice]]:
-        """List the clients that have samples, with their rows, as they are stored."""
-        rows = [(client, slice(start, end)) for client, (start, *_, end) in enumerate(self.places) if start < end]
-        return sorted(rows, key=lambda row: row[1].start)
+    def _stored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """List the clients that have samples as these are stored: their numbers, first rows and numbers of rows."""
+        starts, sizes = self.bounds[:, 0], self.bounds[:, -1] - self.bounds[:, 0]
+        order = starts.argsort(stable=True)
+        order = order[sizes[order] > 0]
+        return order, starts[order], sizes[order]
 
     def with_new(self, other: "FederatedData") -> "FederatedData":
         """Append the clients of other data of the same kind, as new ones. What is there stays where it is."""
@@ -238,9 +247,8 @@ class FederatedData:
     def with_joined(self, join: Join) -> "FederatedData":
         """Make training clients of new ones: they are numbered behind the others, before those that are still new."""
         joining = [self.names.index(name) for name in join.clients]
-        training = [client for client in range(self.n_clients) if client not in self.new]
         rest = [client for client in sorted(self.new) if client not in joining]
-        order = [*training, *joining, *rest]
+        order = [*range(self.n_training), *joining, *rest]
         return replace(
             self,
             bounds=self.bounds[order],
@@ -259,20 +267,18 @@ class FederatedData:
         """
         if self.elsewhere is not None:
             return self.elsewhere.checksum
-        stored = self._stored()
-        owned, bounds, end = [rows for _, rows in stored], self.bounds.clone(), 0
-        for client, rows in stored:
-            bounds[client] += end - rows.start
-            end += rows.stop - rows.start
-        checksum = 0
-        for tensor in (bounds, *_tensors(self.y, owned), *_tensors(self.x, owned)):
+        stored, starts, sizes = self._stored()
+        bounds = self.bounds.clone()
+        bounds[stored] += (sizes.cumsum(0) - sizes - starts)[:, None]
+        checksum, rows = 0, _rows(starts, sizes)
+        for tensor in (bounds, *_tensors(self.y, rows), *_tensors(self.x, rows)):
             tensor = tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
             checksum = crc32(tensor.cpu().contiguous().numpy().data, checksum)
         return f"{checksum:08x}"
 
     def _slice(self, client: int, split: str) -> tuple[Inputs, Tensor]:
         first, last = SPLITS[split]
-        start, end = self.places[client][first], self.places[client][last]
+        start, end = self.places[client, [first, last]].tolist()
         return self.x[start:end], self.y[start:end]
 
     def counts(self, split: str | None = None) -> Tensor:
@@ -284,39 +290,42 @@ class FederatedData:
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         first, last = SPLITS[split]
-        if self.elsewhere is not None:
-            return (self.bounds[:, last] - self.bounds[:, first])[:, None]
-        table = torch.zeros(self.n_clients, max(len(self.classes), 1), dtype=torch.int64, device="cpu")
-        y = self.y.cpu()
-        for row, place in zip(table, self.places, strict=True):
-            labels = y[place[first] : place[last]]
-            match self.targets:
-                case "classes":
-                    row += torch.bincount(labels, minlength=len(row))
-                case "labels":
-                    row += labels.sum(0, dtype=torch.int64)
-                case "numbers":
-                    row += len(labels)
-        return table
+        sizes = self.bounds[:, last] - self.bounds[:, first]
+        if self.elsewhere is not None or self.targets == "numbers":
+            return sizes[:, None]
+        labels = self.y[_rows(self.bounds[:, first], sizes).to(self.y.device)].cpu()
+        client, classes = torch.arange(self.n_clients).repeat_interleave(sizes), len(self.classes)
+        if self.targets == "classes":
+            cells = torch.bincount(client * classes + labels, minlength=self.n_clients * classes)
+            return cells.view(self.n_clients, classes)
+        return torch.zeros(self.n_clients, classes, dtype=torch.int64).index_add_(0, client, labels.long())
 
     def class_counts(self) -> Tensor:
         """Count all training clients' training samples by class."""
         if self.elsewhere is not None and self.elsewhere.counts is not None:
             return self.elsewhere.counts.sum(0)
-        training = [client for client in range(self.n_clients) if client not in self.new]
-        return self.counts("train")[training].sum(0)
+        return self.counts("train")[: self.n_training].sum(0)
 
 
-def _tensors(x: Inputs, owned: Sequence[slice]) -> Iterator[Tensor]:
+def _rows(starts: Tensor, numbers: Tensor, sizes: Tensor | None = None) -> Tensor:
+    """List the rows from these starts, so many of each. Of those that have only so many (`sizes`), the last one
+    stands for what is missing."""
+    before = numbers.cumsum(0) - numbers
+    rows = torch.arange(int(numbers.sum())) - before.repeat_interleave(numbers)
+    if sizes is not None:
+        rows = rows.minimum((sizes - 1).repeat_interleave(numbers))
+    return rows + starts.repeat_interleave(numbers)
+
+
+def _tensors(x: Inputs, rows: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that stand for samples in a checksum: all, or some that are spread evenly over lazy ones."""
     if isinstance(x, Several):
         for part in x.parts:
-            yield from _tensors(part, owned)
+            yield from _tensors(part, rows)
     elif isinstance(x, Lazy):
-        rows = torch.cat([torch.arange(rows.start, rows.stop) for rows in owned])
         yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED).long().unique()]))
     else:
-        yield from (x[rows] for rows in owned)
+        yield from (select(x, piece) for piece in rows.to(x.device).split(PIECE))
 
 
 def _stacked(*pieces: Inputs) -> Inputs:

@@ -16,7 +16,7 @@ from fedtailor.data.foreign_files import check_size
 from fedtailor.data.hashed_split import hashed_sides
 from fedtailor.data.matched_columns import match
 from fedtailor.data.partitions import NATURAL, WITHIN, draw, official_parts, parse, random_sides, strata_of, thin
-from fedtailor.data.preprocessing import How, Preprocessing, agree, facts
+from fedtailor.data.preprocessing import How, Preprocessing, facts_of_clients
 from fedtailor.training.inputs import Held, Inputs, Lazy, Several
 from fedtailor.training.metrics import KINDS
 from fedtailor.training.streams import numpy_stream
@@ -123,16 +123,14 @@ def _features(
     dataset: Dataset, x: Tensor, bounds: Tensor, new: frozenset[int], how: How | Preprocessing | None, rare: int
 ) -> tuple[Tensor, dict[str, Any]]:
     """Make features of a table's columns. Only the training samples of training clients decide about the constants."""
-    raw, places = x.numpy(), bounds.tolist()
-    declared = tuple(facts(raw[start:trained], dataset.columns, rare) for start, trained, _, _ in places)
+    raw, places, sizes = x.numpy(), bounds.tolist(), bounds.diff(dim=1).numpy()
+    part = np.tile([True, False, False], len(sizes)).repeat(sizes.ravel())  # of the samples, in their order: training
+    declared = facts_of_clients(raw[part], sizes[:, 0], dataset.columns, rare)
     if how is None:
         return x, {"facts": declared, "notes": dataset.notes}
-    training = [own for client, own in enumerate(declared) if client not in new]
-    agreed = how if isinstance(how, Preprocessing) else agree(training, how, dataset.ignored)
-    trained = np.zeros(len(raw), dtype=bool)
-    for start, end, _, _ in places:
-        trained[start:end] = isinstance(how, Preprocessing)  # others are of this training
-    raw, notes = match(agreed, raw, dataset.columns, dataset.name, trained, rare)
+    earlier = isinstance(how, Preprocessing)  # then it is not of this training
+    agreed = how if isinstance(how, Preprocessing) else declared.agreed(len(sizes) - len(new), how, dataset.ignored)
+    raw, notes = match(agreed, raw, dataset.columns, dataset.name, part & earlier, rare)
     check_size(dataset.name, 8 * len(raw) * agreed.n_features)
     if agreed.how == "per-client":
         each = zip(declared, places, strict=True)

@@ -12,9 +12,9 @@ from math import isfinite
 from pathlib import Path
 
 from fedtailor._common.errors import FedtailorError, shown
+from fedtailor._common.memory import half_of_memory
 
 LIMIT = "FEDTAILOR_DATA_LIMIT"  # the environment variable, in GB
-ASSUMED = 16e9  # bytes of memory, where the system does not say
 PIECE = 1 << 20
 END_RECORD = 22 + 65_535  # bytes of a zip file's end record, with the longest comment
 MANY_ENTRIES = 65_535  # stands for this number of members, or more
@@ -53,10 +53,7 @@ def data_limit() -> float:
         if not isfinite(limit) or limit <= 0:
             raise FedtailorError(f"{LIMIT} is {said!r}: give the GB that data may take in memory, for example 8.")
         return limit
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
-    except (AttributeError, ValueError, OSError):
-        return ASSUMED / 2
+    return half_of_memory()
 
 
 def check_size(path: str | Path, size: float) -> None:

@@ -4,8 +4,9 @@ A partition is a matrix of shares, classes × clients, drawn once. Each part of 
 then divided by these shares, so that a client's parts have the same mix of classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 
 import numpy as np
@@ -226,8 +227,8 @@ def official_parts(
         if by_client and dataset.client is not None:
             owner = np.unique(dataset.client.numpy()[first[mine]], return_inverse=True)[1]
         sizes = np.bincount(owner) - 1  # each client keeps a training sample
-        shares = _apportion(sizes, min(round(validation * len(train)), int(sizes.sum())), rng)
-        for places, n in zip(of_each(owner, len(shares)), shares.tolist(), strict=True):
+        shares = _apportion(sizes.tolist(), min(round(validation * len(train)), int(sizes.sum())), rng)
+        for places, n in zip(of_each(owner, len(shares)), shares, strict=True):
             units = mine[places]
             parts[units[_proportional(strata[units], n, rng)]] = VALIDATION
     return parts
@@ -269,22 +270,29 @@ def strata_of(dataset: Dataset, units: Ints, first: Ints, stratify: bool) -> Int
 
 def _proportional(strata: Ints, n: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Choose n units: of each stratum its share, the first ones in this order."""
-    numbers: Ints = np.unique(strata, return_inverse=True)[1]
-    chosen = np.zeros(len(numbers), dtype=bool)
+    chosen = np.zeros(len(strata), dtype=bool)
     if n > 0:
-        shares = _apportion(np.bincount(numbers), n, rng)
-        for places, share in zip(of_each(numbers, len(shares)), shares.tolist(), strict=True):
-            chosen[places[:share]] = True
+        order = strata.argsort(kind="stable")
+        ranked = strata[order]
+        edges = [0, *((ranked[1:] != ranked[:-1]).nonzero()[0] + 1).tolist(), len(order)]
+        shares = _apportion([end - start for start, end in pairwise(edges)], n, rng)
+        for start, share in zip(edges, shares, strict=False):
+            chosen[order[start : start + share]] = True
     return chosen
 
 
-def _apportion(sizes: Ints, n: int, rng: np.random.Generator) -> Ints:
+def _apportion(sizes: Sequence[int], n: int, rng: np.random.Generator) -> list[int]:
     """Divide n in proportion to the sizes. A share that is no whole number is rounded up with the probability of its
-    fraction (systematic sampling): so every unit has the same chance to be chosen, those of rare classes too."""
-    total, order = int(sizes.sum()), rng.permutation(len(sizes))
-    shares = np.zeros_like(sizes)
-    if total:
-        shares[order] = np.diff((np.cumsum(sizes[order]) * n + rng.integers(total)) // total, prepend=0)
+    fraction (systematic sampling): so every unit has the same chance to be chosen, those of rare classes too.
+
+    In plain numbers: there may be a million clients with a handful of sizes each, for which NumPy's calls take longer.
+    """
+    total, order, shares = sum(sizes), rng.permutation(len(sizes)).tolist(), [0] * len(sizes)
+    seen, before, first = 0, 0, int(rng.integers(total)) if total else 0
+    for place in order if total else ():
+        seen += sizes[place]
+        end = (seen * n + first) // total
+        shares[place], before = end - before, end
     return shares
 
 
@@ -302,7 +310,8 @@ def thin(client: Ints, side: Ints, clients: int, max_train: int, seed: int) -> I
     return thinned
 
 
-def of_each(client: Ints, clients: int) -> list[Ints]:
-    """List the positions of each client's number, in their order. Samples of no client have -1."""
+def of_each(client: Ints, clients: int) -> Iterator[Ints]:
+    """Yield the positions of each client's number, in their order. Samples of no client have -1."""
     order = np.argsort(client, kind="stable")
-    return np.split(order, np.searchsorted(client[order], np.arange(clients + 1)))[1:-1]
+    edges = np.searchsorted(client[order], np.arange(clients + 1)).tolist()
+    return (order[start:end] for start, end in pairwise(edges))

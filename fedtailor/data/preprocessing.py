@@ -5,10 +5,11 @@ Numbers are standardised and categories one-hot encoded with the agreed constant
 transformers. All that is here is plain data: it is part of a run's record and of every model file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, sqrt
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from fedtailor.data.columns import Column, Kind
 
 How = Literal["federated", "per-client", "none"]
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 MOST_COLUMNS = 1_000_000
 
 
@@ -148,27 +150,105 @@ class Preprocessing(_Plain):
         return Preprocessing(how=self.how, columns=tuple(columns), ignored=self.ignored)
 
 
+@dataclass(frozen=True, eq=False)
+class ColumnOfClients:
+    """The facts of one column of many clients, as arrays with an entry for each client."""
+
+    column: Column
+    count: Ints
+    missing: Ints
+    mean: Floats
+    squares: Floats
+    values: Ints  # of a category: the numbers of each client's values, client by client
+    ends: Ints  # where those of a client end
+
+    def of(self, client: int) -> ColumnFacts:
+        """The facts that one client declares."""
+        own = self.values[self.ends[client - 1] if client else 0 : self.ends[client]].tolist()
+        return ColumnFacts(
+            name=self.column.name,
+            kind=self.column.kind,
+            count=int(self.count[client]),
+            missing=int(self.missing[client]),
+            mean=float(self.mean[client]),
+            squares=float(self.squares[client]),
+            values=tuple(sorted(self.column.values[value] for value in own)),
+        )
+
+    def merged(self, clients: int) -> ColumnFacts:
+        """Merge the facts of the first clients."""
+        values = np.unique(self.values[: self.ends[clients - 1]]).tolist()
+        return _merged(
+            self.column,
+            zip(self.count[:clients].tolist(), self.mean.tolist(), self.squares.tolist(), strict=False),
+            int(self.missing[:clients].sum()),
+            (self.column.values[value] for value in values),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FactsOfClients(Sequence[Facts]):
+    """What each client declares of its training samples. A client's facts are made when they are asked for: those of a
+    million clients would fill the memory."""
+
+    columns: tuple[ColumnOfClients, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0].count)
+
+    @overload
+    def __getitem__(self, key: int) -> Facts: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Facts, ...]: ...
+    def __getitem__(self, key: int | slice) -> Facts | tuple[Facts, ...]:
+        clients = range(len(self))[key]
+        if isinstance(clients, range):
+            return tuple(self[client] for client in clients)
+        return tuple(column.of(clients) for column in self.columns)
+
+    def agreed(self, clients: int, how: How, ignored: Sequence[str]) -> Preprocessing:
+        """Make the constants of a federation of the first clients."""
+        return _agreed([column.merged(clients) for column in self.columns], how, ignored)
+
+
+def facts_of_clients(x: Floats, sizes: Ints, columns: Sequence[Column], rare: int = 1) -> FactsOfClients:
+    """Compute what clients declare of their training samples, which are so many rows of each: nothing that fewer than
+    `rare` of a client's samples have."""
+    return FactsOfClients(
+        tuple(_facts(values, sizes, column, rare) for values, column in zip(x.T, columns, strict=True))
+    )
+
+
 def facts(x: Floats, columns: Sequence[Column], rare: int = 1) -> Facts:
-    """Compute what a client declares of its training samples: nothing that fewer than `rare` of them have."""
-    return tuple(_facts(values, column, rare) for values, column in zip(x.T, columns, strict=True))
+    """Compute what one client declares of its training samples."""
+    return facts_of_clients(x, np.array([len(x)]), columns, rare)[0]
 
 
-def _facts(values: Floats, column: Column, rare: int) -> ColumnFacts:
-    present = values[~np.isnan(values)]
-    counts: dict[str, Any] = {"count": len(present), "missing": len(values) - len(present)}
+def _facts(values: Floats, sizes: Ints, column: Column, rare: int) -> ColumnOfClients:
+    client = np.arange(len(sizes)).repeat(sizes)
+    there = ~np.isnan(values)
+    present, of = values[there], client[there]
+    count = np.bincount(of, minlength=len(sizes))
+    missing, mean, squares = sizes - count, np.zeros(len(sizes)), np.zeros(len(sizes))
+    none, ends = np.zeros(0, np.int64), np.zeros(len(sizes), np.int64)
     if column.kind == "category":
-        codes, times = np.unique(present, return_counts=True)
-        found = tuple(sorted(column.values[code] for code in codes[times >= rare].astype(np.int64)))
-        return ColumnFacts(name=column.name, kind="category", values=found, **counts)
-    if len(present) < max(rare, 1):
-        return ColumnFacts(name=column.name, kind="number", count=0, missing=counts["missing"])
+        width = max(len(column.values), 1)
+        found, times = np.unique(of * width + present.astype(np.int64), return_counts=True)
+        owner, codes = np.divmod(found[times >= rare], width)
+        ends = np.searchsorted(owner, np.arange(len(sizes)), side="right")
+        return ColumnOfClients(column, count, missing, mean, squares, codes, ends)
+    count[count < rare] = 0
+    starts = np.searchsorted(of, np.arange(len(sizes)))
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(present.mean())
-        away = present - mean
-        squares = float((away**2).sum() - away.sum() ** 2 / len(present))
-    if not (isfinite(mean) and isfinite(squares)):
+        for n in np.unique(count[count > 0]).tolist():  # clients with as many cells together, in rows of their own
+            alike = (count == n).nonzero()[0]
+            cells = present[starts[alike, None] + np.arange(n)]
+            mean[alike] = cells.mean(axis=1)
+            away = cells - mean[alike, None]
+            squares[alike] = (away**2).sum(axis=1) - away.sum(axis=1) ** 2 / n
+    if not (np.isfinite(mean).all() and np.isfinite(squares).all()):
         raise _too_large(column.name)
-    return ColumnFacts(name=column.name, kind="number", mean=mean, squares=max(squares, 0.0), **counts)
+    return ColumnOfClients(column, count, missing, mean, squares.clip(min=0.0), none, ends)
 
 
 def _too_large(column: str) -> FedtailorError:
@@ -189,7 +269,16 @@ def agree(
         if len(table) < len(declared[client]):
             raise FedtailorError(f"{who} declares a column twice: name each differently.")
         _check_columns(table, tables[0], who, names[0])
-    merged = [_merged([table[column] for table in tables]) for column in tables[0]]
+    merged = []
+    for name, first in tables[0].items():
+        theirs = [table[name] for table in tables]
+        each = ((one.count, one.mean, one.squares) for one in theirs)
+        values = (value for one in theirs for value in one.values)
+        merged.append(_merged(Column(name, first.kind), each, sum(one.missing for one in theirs), values))
+    return _agreed(merged, how, ignored)
+
+
+def _agreed(merged: Sequence[ColumnFacts], how: How, ignored: Sequence[str]) -> Preprocessing:
     return Preprocessing(how=how, columns=tuple(_prepared(one, how) for one in merged), ignored=tuple(ignored))
 
 
@@ -214,25 +303,27 @@ def _check_columns(theirs: Mapping[str, ColumnFacts], first: Mapping[str, Column
         )
 
 
-def _merged(declared: Sequence[ColumnFacts]) -> ColumnFacts:
-    """Merge one column's facts of all clients, in their order (Chan, Golub, LeVeque 1979)."""
+def _merged(
+    column: Column, each: Iterable[tuple[int, float, float]], missing: int, values: Iterable[str]
+) -> ColumnFacts:
+    """Merge all clients' counts, means and squares of one column, in their order (Chan, Golub, LeVeque 1979)."""
     count, mean, squares = 0, 0.0, 0.0
-    for one in declared:
-        if one.count:
-            away, total = one.mean - mean, count + one.count
-            mean += away * one.count / total
-            squares += one.squares + away * away * count * one.count / total
+    for n, own_mean, own_squares in each:
+        if n:
+            away, total = own_mean - mean, count + n
+            mean += away * n / total
+            squares += own_squares + away * away * count * n / total
             count = total
     if not isfinite(squares):
-        raise _too_large(declared[0].name)
+        raise _too_large(column.name)
     return ColumnFacts(
-        name=declared[0].name,
-        kind=declared[0].kind,
+        name=column.name,
+        kind=column.kind,
         count=count,
-        missing=sum(one.missing for one in declared),
+        missing=missing,
         mean=mean,
         squares=squares,
-        values=tuple(sorted({value for one in declared for value in one.values})),
+        values=tuple(sorted({*values})),
     )
 
 

@@ -103,7 +103,7 @@ def _check_tokens(data: FederatedData, part: int, size: int) -> None:
         bad = (piece < 0) | (piece >= size)
         if bad.any():
             sample = first + int(bad.reshape(len(piece), -1).any(1).nonzero()[0])
-            client = next(c for c, (start, *_, end) in enumerate(data.places) if start <= sample < end)
+            client = next(c for c, (start, *_, end) in enumerate(data.places.tolist()) if start <= sample < end)
             raise FedtailorError(
                 f"Client {data.names[client]} has the token {int(piece[bad][0])}, but the network's embedding takes 0 "
                 f"to {size - 1}: number the tokens anew, or make the embedding larger."

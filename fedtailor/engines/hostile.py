@@ -59,7 +59,7 @@ def hostile_clients(experiment: Experiment, data: FederatedData) -> list[int]:
     data do not allow."""
     attack = Attack.parse(experiment.attack)
     _check_samples(attack.kind, data)
-    training = data.n_clients - len(data.new) - sum(len(join.clients) for join in data.joined)
+    training = data.n_at_first
     if isinstance(attack.clients, tuple) and attack.clients[-1] >= training:
         raise FedtailorError(
             f"The attack names client {attack.clients[-1]}, but training clients are numbered from 0 to {training - 1}."
@@ -98,7 +98,7 @@ def _flipped(data: FederatedData, hostile: Sequence[int]) -> Tensor:
     """The targets, with y → K − 1 − y where hostile clients train; K is the client's own where labels are."""
     y = data.y.clone()
     for client in hostile:
-        start, end, *_ = data.places[client]
+        start, end, *_ = data.places[client].tolist()
         classes = data.own_classes[client] if data.own_classes else len(data.classes)
         y[start:end] = classes - 1 - y[start:end]
     return y
@@ -109,7 +109,7 @@ def _with_backdoor(data: FederatedData, hostile: Sequence[int], seed: int) -> Fe
     assert isinstance(data.x, Tensor)
     trigger, x, y = find_trigger(data, hostile), data.x.clone(), data.y.clone()
     for client in hostile:
-        start, end, *_ = data.places[client]
+        start, end, *_ = data.places[client].tolist()
         drawn = numpy_stream(seed, "backdoor", client).permutation(end - start)[: (end - start + 1) // 2]
         rows = start + torch.from_numpy(drawn).to(y.device)
         x[rows], y[rows] = trigger(x[rows]), TARGET
@@ -119,7 +119,7 @@ def _with_backdoor(data: FederatedData, hostile: Sequence[int], seed: int) -> Fe
 def find_trigger(data: FederatedData, hostile: Sequence[int]) -> Trigger:
     """The trigger that the hostile clients agree on: the largest values in their own training samples."""
     assert isinstance(data.x, Tensor)
-    seen = torch.cat([data.x[start:end] for start, end, *_ in (data.places[client] for client in hostile)])
+    seen = torch.cat([data.x[start:end] for start, end, *_ in data.places[hostile]])
     return Trigger(seen.max() if seen.dim() == 4 else seen[:, :PATCH].amax(0))
 
 

@@ -5,7 +5,6 @@ here, before the first file is written.
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -43,7 +42,7 @@ from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import held, sample_shape
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
-from fedtailor.training.streams import torch_seed
+from fedtailor.training.streams import numpy_stream, torch_seed
 
 LOSSES: dict[str, Loss] = {
     "cross-entropy": functional.cross_entropy,
@@ -107,6 +106,17 @@ class Prepared:
         wanted = self.experiment.class_weights
         return [] if wanted == "none" else class_weights(wanted, self.data).tolist()
 
+    @property
+    def evaluated(self) -> Sequence[int]:
+        """The clients that may be evaluated, in order. A sample of them stays the same when clients join."""
+        whom, training, first = self.experiment.evaluation.clients, self.data.n_training, self.data.n_at_first
+        if not isinstance(whom, int):
+            return range(training, self.data.n_clients) if whom == "new" else range(training)
+        if whom > first:
+            raise FedtailorError(f"{whom} clients cannot be evaluated: there are only {first}.")
+        drawn: list[int] = numpy_stream(self.experiment.seed, "evaluated").choice(first, whom, replace=False).tolist()
+        return sorted(drawn)
+
     def copied_terms(self) -> Terms:
         """The terms for a site that shares no memory with anything here."""
         network = self.assembled.network()
@@ -142,13 +152,17 @@ class Prepared:
             notes.append(f"LoRA: {done.lora}, in {len(done.adapted)} layers: {done.adapted[0]} … {done.adapted[-1]}.")
         if self.budget:
             notes.append(self.budget.in_words(experiment.rounds))
-        upload: Message | None = None  # tensors like those of round 1, if the method can say: it will when it starts
-        with suppress(Exception):  # a method's own fault, of any kind
+        upload: Message | None = None  # tensors like those of round 1, if the method can say
+        try:
             server = _started(self)
             server.round = 1
             left_out = terms.method.recorded if terms.privacy else set()
             expected = expected_upload(terms.method, server, 0)
             upload = {name: tensor for name, tensor in expected.items() if name not in left_out}
+        except FedtailorError:  # refused, before there is a run directory
+            raise
+        except Exception:  # a method's own fault, of any kind: it is named when the method starts
+            pass
         return Setup(
             network=experiment.model,
             layers=describe_layers(terms.network),
@@ -162,8 +176,7 @@ class Prepared:
 
 def _started(prepared: Prepared) -> Server:
     """A server on which the method was started, to look at."""
-    training = len(prepared.data.names) - len(prepared.data.new)
-    server = prepared.server(prepared.data.n_samples.tolist()[:training], Store(None, "server"))
+    server = prepared.server(prepared.data.n_samples[: prepared.data.n_training].tolist(), Store(None, "server"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it has to say is said when the run begins
         prepared.terms.method.model_copy(deep=True).start(server)
@@ -182,7 +195,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     check_training(experiment, method, data, device)
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
-    training = data.n_clients - len(data.new)
+    training = data.n_training
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
     loss = objects.loss or find_loss(experiment.loss, data)
@@ -294,16 +307,16 @@ def _check_protocol(prepared: Prepared) -> None:
         method.check_one_model("leave --fine-tune out")
     if protocol.clients == "new" and not data.new:
         raise FedtailorError("There are no new clients to evaluate: hold some out with --new-clients.")
-    evaluated = [data.places[c] for c in range(data.n_clients) if (c in data.new) == (protocol.clients == "new")]
-    if not any(end > validated for _, _, validated, end in evaluated):
+    _, trained, validated, end = data.places[[*prepared.evaluated]].T
+    if not (end > validated).any():
         raise FedtailorError(
             "No client has test samples, so nothing could be measured: give --test 0.2, or --evaluate-every 0 to train "
             "without measuring."
         )
-    validated = any(v > trained for _, trained, v, _ in evaluated)
-    if protocol.patience is not None and not validated:
+    validating = (validated > trained).any()
+    if protocol.patience is not None and not validating:
         raise FedtailorError("No client has validation samples to stop early by (--patience): give --validation 0.1.")
-    if protocol.choose == "best-validation" and not validated:
+    if protocol.choose == "best-validation" and not validating:
         raise FedtailorError("No client has validation samples to choose the best round by: give --validation 0.1.")
     if protocol.clients == "new" and protocol.model == "local":
         raise FedtailorError("New clients do no local work in a round: evaluate their personal or the global model.")

@@ -68,7 +68,6 @@ class Simulation:
         if self.attack:
             memory = Store(checkpoint / "hostile" if checkpoint else None, "hostile", device=device)
             self.transport = self._tampering(self.attack, memory)
-        new = experiment.evaluation.clients == "new"
         method = terms.method.model_copy(deep=True)  # what it may keep of its own does not cross either
         declared = self.transport.declare()
         for site in declared:
@@ -79,7 +78,7 @@ class Simulation:
             method,
             prepared.server([site.n_samples for site in declared], store),
             list(data.names),
-            Evaluator(experiment.evaluation, method, [c for c in range(data.n_clients) if (c in data.new) == new]),
+            Evaluator(experiment.evaluation, method, prepared.evaluated),
             Observations(directory.path / "observed" if directory else None, int(experiment.observe_limit * 1e6)),
             Checkpoint(checkpoint, store, device, len(declared)),
             directory,

@@ -12,7 +12,7 @@ class EvaluationSettings(TypedDict, total=False):
 
     model: Literal["personal", "global", "local"]
     fine_tune: int
-    clients: Literal["all", "participants", "new"]
+    clients: Literal["all", "participants", "new"] | int
     average: Literal["client", "sample"]
     choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     train: bool
@@ -85,7 +85,7 @@ class Settings(TypedDict, total=False):
     evaluation: Evaluation | EvaluationSettings
     evaluate_model: Literal["personal", "global", "local"]
     evaluate_fine_tune: int
-    evaluate_clients: Literal["all", "participants", "new"]
+    evaluate_clients: Literal["all", "participants", "new"] | int
     evaluate_average: Literal["client", "sample"]
     evaluate_choose: Literal["last", "best-validation", "best-test", "last-5", "last-10"]
     evaluate_train: bool

@@ -82,5 +82,6 @@ class Participation:
         if self.kind == "range":
             count = int(stream.integers(int(self.amount), self.most + 1))
         if count is None:
-            return [client for client, luck in enumerate(stream.random(clients)) if luck < self.amount]
-        return sorted(int(client) for client in stream.choice(clients, count, replace=False))
+            called: list[int] = (stream.random(clients) < self.amount).nonzero()[0].tolist()
+            return called
+        return sorted(stream.choice(clients, count, replace=False).tolist())

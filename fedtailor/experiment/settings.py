@@ -59,9 +59,10 @@ class Evaluation(_Strict):
     fine_tune: int = Field(
         0, ge=0, le=MOST, description="epochs of fine-tuning on the client's own data before evaluation"
     )
-    clients: Literal["all", "participants", "new"] = Field(
+    clients: Literal["all", "participants", "new"] | int = Field(
         "all",
-        description="on whom: all training clients, the round's participants, or the new clients held out",
+        description="on whom: all training clients, so many of them (drawn from the seed, the same in every round), "
+        "the round's participants, or the new clients held out",
     )
     average: Literal["client", "sample"] = Field(
         "client", description="the mean over clients, or over all test samples"
@@ -100,6 +101,18 @@ class Evaluation(_Strict):
         patient = isinstance(given, Mapping) and given.get("patience") is not None
         return {"choose": "best-validation", **given} if patient else given
 
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _clients(cls, value: Any) -> Any:
+        if value not in ("all", "participants", "new") and not (str(value).isdecimal() and 1 <= int(value) <= MOST):
+            raise ValueError("all, participants, new, or a number of clients")
+        return value if isinstance(value, str) and not value.isdecimal() else int(value)
+
+    @property
+    def of_the_same(self) -> bool:
+        """True if the same training clients are measured in every round, whether they were called or not."""
+        return self.clients not in ("participants", "new")
+
     @field_validator("metrics", mode="before")
     @classmethod
     def _metrics(cls, value: Any) -> Any:
@@ -109,7 +122,8 @@ class Evaluation(_Strict):
         """Say what the numbers of a table mean, to stand below it."""
         model = {"personal": "personal models", "global": "the global model", "local": "models after local work"}
         tuned = f", fine-tuned for {self.fine_tune} epochs" if self.fine_tune else ""
-        whom = {"all": "all clients", "participants": "each round's participants", "new": "new clients"}
+        known = {"all": "all clients", "participants": "each round's participants", "new": "new clients"}
+        whom = known.get(str(self.clients), f"{self.clients} clients drawn at random")
         mean = {"client": "over clients", "sample": "over test samples"}
         when = {
             "last": "last round",
@@ -118,7 +132,7 @@ class Evaluation(_Strict):
             "last-5": "mean of the last five evaluated rounds",
             "last-10": "mean of the last ten evaluated rounds",
         }
-        what = f"{model[self.model]}{tuned}, {whom[self.clients]}"
+        what = f"{model[self.model]}{tuned}, {whom}"
         unit = " in %" if metric.percent else ""
         lower = "" if metric.higher_is_better else " (lower is better)"
         return f"Test {metric.title}{unit}{lower} of {what}, mean {mean[self.average]}, {when[self.choose]}."

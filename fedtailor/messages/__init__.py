@@ -256,7 +256,7 @@ class Reply:
     parts: list["Reply"] = field(default_factory=list)  # of clients that trained together, without their uploads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Declaration:
     """All that a site tells the server when it joins.
 

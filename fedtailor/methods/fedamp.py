@@ -51,7 +51,7 @@ class FedAMP(Method):
     search: ClassVar[Search] = {"sigma": "0.1..1000:log"}
 
     def start(self, server: Server) -> None:
-        server.state["D"] = server.initial.new_zeros(server.n_clients, server.n_clients)  # ‖w_i − w_j‖²
+        server.state["D"] = server.pairs()  # ‖w_i − w_j‖²
         server.state["mean"] = server.initial
 
     def broadcast(self, server: Server) -> Message:

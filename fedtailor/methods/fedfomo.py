@@ -41,7 +41,7 @@ class FedFomo(Method):
     search: ClassVar[Search] = {"models": "1..10"}
 
     def start(self, server: Server) -> None:
-        server.state["P"] = torch.eye(server.n_clients, dtype=server.initial.dtype, device=server.initial.device)
+        server.state["P"] = server.pairs().fill_diagonal_(1.0)
         server.state["uploaded"] = torch.zeros(server.n_clients, dtype=torch.bool, device=server.initial.device)
 
     def broadcast(self, server: Server) -> Message:

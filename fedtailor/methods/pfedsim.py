@@ -44,9 +44,9 @@ class PFedSim(Method):
 
     def start(self, server: Server) -> None:
         server.layout.linear_head(self.title)  # whose rows it compares
-        n = server.n_clients
+        n, double = server.n_clients, server.initial.cpu().double()  # not every device has float64
         server.state["theta"] = server.initial  # the global model of the warm rounds
-        server.state["S"] = torch.eye(n, dtype=torch.float64, device="cpu")  # not every device has float64
+        server.state["S"] = server.pairs(like=double).fill_diagonal_(1.0)
         server.state["trained"] = torch.zeros(n, dtype=torch.bool, device="cpu")  # since then
 
     def broadcast(self, server: Server) -> Message:

@@ -42,8 +42,7 @@ class PGFed(Method):
 
     def start(self, server: Server) -> None:
         super().start(server)
-        N, M = server.n_clients, server.per_round
-        server.state["A"] = server.initial.new_full((N, N), 1 / M)  # lines 1-2
+        server.state["A"] = server.pairs(1 / server.per_round)  # lines 1-2
         server.state["last"] = torch.zeros(0, dtype=torch.int64, device=server.initial.device)  # S_{t−1}
 
     def send_all(self, server: Server) -> Mapping[int, Message]:

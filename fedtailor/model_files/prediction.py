@@ -170,7 +170,7 @@ class Model:
         first, last = SPLITS["all" if part is None else _known(part)]
         pieces, names = [], []
         for number in range(data.n_clients) if client is None else [result.number_of(client)]:
-            start, end = data.places[number][first], data.places[number][last]
+            start, end = data.places[number, [first, last]].tolist()
             pieces.append(data.x[start:end])
             classes = data.classes_of(number)
             names += names_of(data.y[start:end], classes)

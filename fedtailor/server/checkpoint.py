@@ -5,11 +5,12 @@ clients' states are at the sites; here are only their versions. Every file has a
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 
 from fedtailor._common.errors import FedtailorError
@@ -64,6 +65,15 @@ def read_manifest(directory: Path) -> Manifest | None:
     return read_sealed(path, Manifest.from_json) if path.exists() else None
 
 
+def _as_json(versions: Mapping[int, int]) -> str:
+    """Write versions in the order of the clients. There may be a million, for which a dictionary in this order, and
+    `json`, take four times as long."""
+    clients, rounds = (np.fromiter(of, np.int64, len(versions)) for of in (versions.keys(), versions.values()))
+    order = clients.argsort()
+    pairs = zip(clients[order].tolist(), rounds[order].tolist(), strict=True)
+    return "{" + ", ".join([f'"{client}": {round}' for client, round in pairs]) + "}"
+
+
 @dataclass
 class Checkpoint:
     """Checkpoints in a directory, of so many clients; without a directory, nothing is saved."""
@@ -85,11 +95,7 @@ class Checkpoint:
         self.store.save()
         make_directory(self.directory)
         write_atomically(file, frame(state, sender="server", round=round))
-        named = {
-            "round": round,
-            "clients": {str(client): versions[client] for client in sorted(versions)},
-            "server": {str(client): self.store.current[client] for client in sorted(self.store.current)},
-        }
+        named = f'{{"round": {round}, "clients": {_as_json(versions)}, "server": {_as_json(self.store.current)}}}'
         write_atomically(self.directory / MANIFEST, seal(named))
         prune()
         self.store.prune()

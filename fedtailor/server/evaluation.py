@@ -39,7 +39,7 @@ class Evaluator:
 
     protocol: Evaluation
     method: Method
-    clients: list[int]  # that may be evaluated: the training clients, or the new ones
+    clients: Sequence[int]  # that may be evaluated, in order: the training clients, or the new ones
     # Metrics with the version of the state behind them; of a local model with its round, None if it tells none.
     known: dict[int, tuple[int, Measured | None]] = field(default_factory=dict)
 
@@ -54,9 +54,8 @@ class Evaluator:
         """Measure what the protocol asks for in this round. A client that is not measured now is missing, whatever is
         known of it from before, unless its model is still the same."""
         chosen = self.clients
-        if self.protocol.clients == "participants":
-            called = set(server.participants)
-            chosen = [client for client in chosen if client in called]
+        if self.protocol.clients == "participants":  # there may be many more clients
+            chosen = [client for client in sorted(server.participants) if client in chosen]
         if self.protocol.model == "local":
             chosen, missing, replies = self._local(server.round, chosen, trained)
         else:
@@ -66,12 +65,13 @@ class Evaluator:
                 if reply.measured:
                     self.known[client] = (versions.get(client, NEVER), reply.measured[0])
             missing = [client for client, reply in replies.items() if not reply.measured]
-        left = {client: self.known[client][1] for client in chosen if client not in set(missing)}
+        away = set(missing)
+        left = {client: self.known[client][1] for client in chosen if client not in away}
         return Evaluated({client: measured for client, measured in left.items() if measured}, missing, replies)
 
     def _local(
-        self, round: int, chosen: list[int], trained: Iterable[Reply]
-    ) -> tuple[list[int], list[int], dict[int, Reply]]:
+        self, round: int, chosen: Sequence[int], trained: Iterable[Reply]
+    ) -> tuple[Sequence[int], list[int], dict[int, Reply]]:
         """Take the metrics that came with this round's training. The other clients keep those of their last local
         model, unless only participants count. Return the clients that count, those that are missing, and the replies.
         """
@@ -142,7 +142,9 @@ class Evaluator:
                 if self.known.get(client, (NEVER, None))[0] < of_round.round:
                     self.known[client] = (of_round.round, None)
 
-    def _requests(self, server: Server, chosen: list[int], versions: dict[int, int]) -> tuple[list[Request], list[int]]:
+    def _requests(
+        self, server: Server, chosen: Sequence[int], versions: dict[int, int]
+    ) -> tuple[list[Request], Sequence[int]]:
         """Make the requests of an evaluation, and list whom they ask. Nothing is asked of a client whose metrics are
         known: it predicts with a state that is still the same, and needs nothing of the server for it."""
         number, method, asked_globally = server.round, self.method, self.protocol.model == "global"

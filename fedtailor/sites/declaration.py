@@ -69,7 +69,7 @@ def declare(site: SiteFile, plan: Plan, dataset: Dataset, salt: bytes) -> Hello:
     """Declare a site's data: all that leaves of them before the first round. `salt` is a secret of the site's."""
     experiment = plan.terms()
     data = split(dataset, experiment, None)  # others may know columns that are empty or rare here
-    start, trained, validated, end = data.places[0]
+    start, trained, validated, end = data.places[0].tolist()
     own, classes = experiment.labels == "own", _classes(dataset, plan, site.name)
     return Hello(
         name=site.name,

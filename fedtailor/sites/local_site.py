@@ -178,7 +178,7 @@ class LocalSite:
 
     def _spending(self, prepared: Prepared) -> Callable[[], None]:
         """Make what is called before each training of a run: it writes the cost down, or refuses."""
-        start, end = prepared.data.places[self.number][:2]
+        start, end = prepared.data.places[self.number, :2].tolist()
         try:
             budget = Budget.of(self.site, self.plan, training_cost(prepared, end - start))
         except FedtailorError as error:

@@ -107,7 +107,7 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
             later = list(_later(simulation.loop, number, last, exchanges, seen))
         frozen = {f"frozen.{n}": tensor for n, tensor in enumerate(prepared.terms.network.frozen_tensors())}
         begin = _tensors({"initial": prepared.terms.initial, **frozen})
-        start, end = own.places[number][:2]
+        start, end = own.places[number, :2].tolist()
         training = training_cost(prepared, end - start)
         return Rehearsal(begin, tuple(_together([*exchanges, *later])), last, training)
 

@@ -50,7 +50,8 @@ def sentences(summary: "Summary", shown: Collection[str] | None = None) -> Itera
     if failed := [f"{title}: {words}" for title, words in said if words]:
         who = "Honest ones" if any(result.hostile for line in lines for result in line.results) else "These clients"
         yield f"Failures: {'; '.join(failed)}. {who} count with models that missed that training."
-    if absent := max(len(result.never_called) for line in lines for result in line.results):
+    same = lines[0].results[0].experiment.evaluation.of_the_same
+    if absent := same and max(len(result.never_called) for line in lines for result in line.results):
         yield (
             f"Up to {absent} of {clients} clients were never called: they count with what the "
             "method gives to a new client."
@@ -71,7 +72,7 @@ def about_columns(summary: "Summary", shown: Collection[str] | None = None) -> I
         yield "Worst decile: mean of the worst tenth of the clients."
     if summary.target is not None and _has(shown, "rounds", "speed-up", "bytes-to-target"):
         slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
-        partly = protocol.clients == "all" and any(
+        partly = protocol.of_the_same and any(
             result.experiment.participation != "all" for line in lines for result in line.results
         )
         metric = summary.metric

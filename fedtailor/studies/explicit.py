@@ -92,7 +92,7 @@ def personalize(prepared: Prepared, theta: Tensor, explicit: bool, client: int) 
 def _others(data: FederatedData, client: int, stream: torch.Generator) -> tuple[Inputs, Tensor]:
     """Draw equally many samples of every other client, so that their mean loss is the mean of the clients' risks."""
     chosen = []
-    for other, (start, end, *_) in enumerate(data.places):
+    for other, (start, end, *_) in enumerate(data.places.tolist()):
         if other != client:
             chosen.append(torch.randint(start, end, (SAMPLES,), generator=stream, device="cpu"))
     indices = torch.cat(chosen).to(data.x.device)

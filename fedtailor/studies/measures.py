@@ -102,7 +102,7 @@ def until(result: RunResult, target: float) -> tuple[int, int] | None:
         called |= set(record.participants) - set(record.failed)
         value = metric.of(record)
         honest = {client: measured for client, measured in clients.results.items() if client not in result.hostile}
-        if protocol.clients == "all" and not honest.keys() <= called:
+        if protocol.of_the_same and not honest.keys() <= called:
             counted = {client: measured for client, measured in honest.items() if client in called}
             value = metric.of(averages(counted, protocol.average, metric))
         if value is not None and metric.reaches(value, target):

@@ -290,7 +290,7 @@ def _check_question(comparison: Comparison, ranges: Mapping[str, str]) -> None:
 
 
 def _check_validation(prepared: Prepared) -> None:
-    if not any(validated > trained for _, trained, validated, _ in prepared.data.places):
+    if not (prepared.data.places[:, 2] > prepared.data.places[:, 1]).any():
         raise FedtailorError("Settings are chosen on validation data, and no client has any: give --validation 0.2.")
 
 

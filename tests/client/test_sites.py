@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -327,7 +328,7 @@ def server_of(found: Prepared, declared: list[Declaration]) -> Server:
 
 def groups(samples: list[int], fine_tune: int = 0) -> list[tuple[int, ...]]:
     """How one request for clients with so many held-out samples is cut."""
-    data: Any = SimpleNamespace(places=[[0, 0, 0, count] for count in samples])
+    data: Any = SimpleNamespace(places=np.array([[0, 0, 0, count] for count in samples]))
     terms: Any = SimpleNamespace(fine_tune=fine_tune)
     request = EvaluateShared(1, 0, {}, others=tuple(range(1, len(samples))))
     return [piece.clients for piece in Sites(data, terms, Store(None, "client")).split([request])]
