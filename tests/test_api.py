@@ -216,15 +216,16 @@ def test_compare_in_memory_and_in_a_directory_agree(tmp_path: Path) -> None:
     assert table.to_pandas().loc["local", "accuracy"] == table.lines[0].accuracy
 
 
-def test_compare_takes_objects() -> None:
+def test_compare_takes_objects(tmp_path: Path) -> None:
     data = digits([40, 40, 40])
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     table = ft.compare(["local", "fedavg"], data=data, model=network, seeds=[0], rounds=2, engine="in-process")
     single = ft.run("fedavg", data=data, model=network, seed=0, rounds=2, engine="in-process")
     assert table.lines[1].accuracy == pytest.approx(sum(record.accuracy or 0 for record in single.rounds) / 2)
-    with pytest.raises(ft.FedtailorError, match="needs names for data, model, loss and metric"):
-        ft.compare(["local"], data=data, out="never", seeds=[0])
-    assert not Path("never").exists()
+    asked: dict[str, typing.Any] = {"data": data, "model": network, "seeds": [0], "rounds": 2, "engine": "in-process"}
+    recorded = ft.compare(["local", "fedavg"], **asked, out=tmp_path / "cmp")
+    assert [line.accuracy for line in recorded.lines] == [line.accuracy for line in table.lines]
+    ft.compare(["local", "fedavg"], **asked, out=tmp_path / "cmp", on_run=lambda *_: pytest.fail("run again"))
 
 
 def test_compare_has_the_parameters_of_each_method() -> None:

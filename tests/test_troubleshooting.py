@@ -192,6 +192,11 @@ def another_comparison(t: Tools) -> None:
         ft.compare(["local", "fedavg"], **{**SMALL, "lr": lr}, seeds=[0], out="comparison")
 
 
+def only_in_python(t: Tools) -> object:
+    ft.compare(["local"], data=clients(), model=lambda: nn.Linear(3, 2), seeds=[0], rounds=1, out="comparison")
+    return command(t, "compare", "comparison/comparison.toml", "--seeds", "0,1", "--out", "comparison")
+
+
 def site(t: Tools, name: str) -> None:
     table("age,diagnosis\n" + "".join(f"{30 + n},{'yes' if n % 2 else 'no'}\n" for n in range(60)), "patients.csv")
     plan = 'name = "heart"\nserver = "localhost"\nadmin = "a@example.org"\nsites = ["north", "south"]\n'
@@ -272,6 +277,7 @@ PROVOKED: dict[str, Callable[[Tools], object]] = {
     "was edited": lambda t: ft.resume(spoiled("experiment.toml", "epochs = 1", "epochs = 2"), rounds=2),
     "The data are not those": changed_data,
     "as a Python object": as_object,
+    "No import finds": only_in_python,
     "names code of its own": own_code,
     "rounds already": lambda t: ft.resume(made(rounds=3), rounds=2),
     "is damaged": lambda t: ft.load(spoiled("partition.json", '"0"', '"9"')),

@@ -17,7 +17,7 @@ from fedtailor.attacks.gradient_matching import Matching
 from fedtailor.attacks.inversion import Attack, Inversion, OnStep, Samples, invert
 from fedtailor.attacks.leakage import Leakage, Row
 from fedtailor.attacks.scores import Score, assigned, score
-from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.data import DataObject, FederatedData
 from fedtailor.engines.own_code import importable_name, names_and_objects
 from fedtailor.engines.preparation import Objects, Prepared, partition_data, prepare
 from fedtailor.engines.simulation import Simulation
@@ -263,7 +263,7 @@ def leak(
     tv: float = 1e-3,
     unroll: int = 10,
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
-    data: str | Path | Dataset | Clients = "digits",
+    data: str | Path | DataObject = "digits",
     model: ModelLike = "mlp",
     out: str | Path | None = None,
     **settings: Unpack[Settings],

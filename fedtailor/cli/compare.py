@@ -7,6 +7,7 @@ import typer
 from rich.progress import TaskID
 
 from fedtailor._common.errors import FedtailorError, shown
+from fedtailor._common.text import visible
 from fedtailor.cli.completion import setting_names
 from fedtailor.cli.display import (
     Bars,
@@ -85,8 +86,8 @@ def compare(
 
     It has the metric over seeds (the accuracy, unless --metric says another),
     the gain over Local, the worst decile, rounds and bytes to a target, and
-    says which methods differ from the best by more than chance, and then each
-    client's result by name. DIR holds it as text, Markdown, LaTeX and CSV, with
+    says which methods differ from the best by more than chance. Then come each
+    client's result by name, and what came out in a sentence or two. DIR holds it as text, Markdown, LaTeX and CSV, with
     all runs; `fedtailor show DIR` prints it again, and `fedtailor report DIR
     --tables` writes it with the columns of your choice.
 
@@ -108,6 +109,7 @@ def compare(
     extended by them.
     """
     from fedtailor.reporting.client_tables import rich_clients
+    from fedtailor.reporting.conclusion import verdict
     from fedtailor.reporting.found_runs import read_runs
     from fedtailor.reporting.functions import save_study
     from fedtailor.reporting.tables import rich_table, write_tables
@@ -144,6 +146,7 @@ def compare(
     out.print(rich_table(summary, out.width))
     if len(summary.lines) <= MOST_LINES:
         out.print(rich_clients(client_table(summary), out.width, str(work.out / "clients.csv")))
+    out.print(f"\n{visible(verdict(summary))}", soft_wrap=not out.is_terminal)
     files = "table.txt, .md, .tex, .csv, clients.csv, result.json, runs"
     say(f"Recorded in {work.out}: {files}")
     for title, reason in work.failed.items():

@@ -259,7 +259,7 @@ def results_table(results: Sequence["RunResult"]) -> Table:
     table = plain_table(_title(results[0]), caption=" ".join(_caption(results)))
     metric, private = results[0].metric, any(result.epsilon is not None for result in results)
     shown = (metric.title, *COLUMNS) if out.width >= NARROW else (metric.title, *COLUMNS[:3])
-    table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.experiment.method) for r in results))
+    table.add_column("method", style="bold", no_wrap=True, min_width=max(len(r.method) for r in results))
     for name in (*(["ε"] if private else []), *shown):
         table.add_column(name, justify="right", no_wrap=True)
     best = metric.best(result.value for result in results if result.value is not None)
@@ -278,22 +278,22 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     yield from dict.fromkeys(whom for result in results if (whom := result.averages_of))
     for result in results:
         if words := result.hostile_outcome:
-            yield f"{result.experiment.method}: {words}."
+            yield f"{result.method}: {words}."
     if known := results[0].known_for:
         yield known
     if came := joined_in_words(results[0].partition["joined"]):
         yield f"{came}."
     for result in results:
         if words := result.measured_for:
-            yield f"{result.experiment.method}: {words}" if len(results) > 1 else words
+            yield f"{result.method}: {words}" if len(results) > 1 else words
     yield from dict.fromkeys(words for result in results if (words := result.privacy_in_words))
     for result in results:
         if result.stopped:
-            yield f"{result.experiment.method}: {result.stopped}."
+            yield f"{result.method}: {result.stopped}."
     clients = len(results[0].names)
     for result in results:
         if words := failures_in_words([result.failures], clients):
-            yield f"{result.experiment.method}: {words}."
+            yield f"{result.method}: {words}."
     last = [[v for r in result.rounds if (v := metric.of(r)) is not None][-5:] for result in results]
     fall = max((before - after for few in last for before, after in pairwise(few)), default=0.0)
     if metric.percent and results[0].experiment.evaluation.choose == "last" and fall > FALL:
@@ -311,7 +311,7 @@ def _row(result: "RunResult", best: float | None) -> list[str | Text]:
     metric, rounds = result.metric, result.rounds
     value = metric.text(result.value) + in_cell(counted)
     return [
-        result.experiment.method,
+        result.method,
         Text(value, style="bold green") if best is not None and result.value == best else value,
         metric.text(chosen.std),
         metric.text(chosen.worst_decile),
@@ -330,7 +330,7 @@ def in_cell(record: "RoundRecord | None") -> str:
 
 def _title(result: "RunResult") -> str:
     experiment = result.experiment
-    return f"{experiment.data}, {len(result.rounds)} of {experiment.rounds} rounds, seed {experiment.seed}"
+    return f"{result.data_title}, {len(result.rounds)} of {experiment.rounds} rounds, seed {experiment.seed}"
 
 
 def setup_lines(prepared: Sequence["Prepared"]) -> list[str]:

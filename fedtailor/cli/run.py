@@ -78,6 +78,7 @@ def run(
     What a file turns on, like keep_momentum, is turned off by --no-keep-momentum.
     """
     from fedtailor.experiment.tuned import find_settings, tuned_in_words
+    from fedtailor.methods import command_title
 
     try:
         with working("setting up"):
@@ -95,7 +96,7 @@ def run(
     results: list[RunResult] = []
     with progress_bars() as bars:
         for experiment, made, path in zip(experiments, prepared, paths, strict=True):
-            bar = RoundProgress(bars, experiment.method, experiment.rounds)
+            bar = RoundProgress(bars, command_title(experiment.method), experiment.rounds)
             try:
                 results.append(run_prepared(experiment, made, path, bar.round, bar.start))
             except KeyboardInterrupt:
@@ -216,6 +217,7 @@ def show(
 def _show_comparison(directory: Path, json: bool) -> None:
     """Show a comparison as `compare` did. Nothing that it names is run."""
     from fedtailor.reporting.client_tables import rich_clients
+    from fedtailor.reporting.conclusion import verdict
     from fedtailor.reporting.tables import rich_table
     from fedtailor.studies.client_results import client_table
     from fedtailor.studies.comparison import read_comparison
@@ -228,11 +230,14 @@ def _show_comparison(directory: Path, json: bool) -> None:
         whole = f"`fedtailor show {directory} --json`"
         out.print(rich_table(progress.summary, out.width))
         out.print(rich_clients(client_table(progress.summary), out.width, whole))
+        if not progress.unfinished:
+            out.print(f"\n{visible(verdict(progress.summary))}", soft_wrap=not out.is_terminal)
     for title, (rounds, asked) in progress.unfinished.items():
         why = f": {progress.failed[title]}" if title in progress.failed else "."
         say(f"Not finished: {title}, {rounds} of {asked} rounds{why}")
     if progress.unfinished:
         again = f"fedtailor compare {directory / 'comparison.toml'} --out {directory}"
+        again = "the same call in Python, as it names objects" if progress.only_in_python else again
         say(f"Continue with: {again}")
 
 
@@ -319,7 +324,7 @@ def _profile_table(results: list["RunResult"]) -> Any:
         speed = samples_per_second(result)
         cells = [*(spent.get(phase, 0.0) for phase in phases), max(0.0, rest)]
         last = "–" if speed is None else f"{speed:,.0f}"
-        rows.append((result.experiment.method, *(f"{cell:.2f}" for cell in cells), last))
+        rows.append((result.method, *(f"{cell:.2f}" for cell in cells), last))
     columns = ("method", *phases, "the rest", "samples/s")
     return table_of("Where the time went, in seconds of all rounds", columns, rows)
 

@@ -84,6 +84,7 @@ def tune(
     After Ctrl-C or a crash, the same command with the same --out goes on; with
     more --trials it adds them.
     """
+    from fedtailor.methods import command_title
     from fedtailor.reporting.tuning_tables import plain, tuning_table
     from fedtailor.server.run_directory import new_directory
     from fedtailor.studies.comparison import make_comparison
@@ -115,7 +116,7 @@ def tune(
         following = f"fedtailor compare {place / 'tuned.toml'} --seeds 0,1,2"
         say(marked("Next:", "bold", following))
     for method in (method for method in tuned if method.chosen is None):
-        said = f"{method.method}: {method.trials[0].reason}"
+        said = f"{command_title(method.method)}: {method.trials[0].reason}"
         complain("Failed:", said)
     if any(method.chosen is None for method in tuned):
         raise typer.Exit(FAILED)
@@ -146,25 +147,27 @@ def stop_tuning(place: Path | None) -> NoReturn:
 
 def perform(work: "Tuner", bars: Bars) -> None:
     """Make the trials that are left, under a bar for the present one."""
+    from fedtailor.methods import command_title
     from fedtailor.reporting.tuning_tables import settings_in_words
 
     def shown(value: float | None) -> str:
         return "validation " + work.metric.shown(None if value is None else work.metric.score(value))
 
     for method in work.comparison.methods:
-        task = bars.add_task(method, total=None, status="", unit="round")
+        name = command_title(method)
+        task = bars.add_task(name, total=None, status="", unit="round")
 
-        def begun(number: int, settings: dict[str, Any], rounds: int, method: str = method, task: Any = task) -> None:
+        def begun(number: int, settings: dict[str, Any], rounds: int, name: str = name, task: Any = task) -> None:
             of = f" of {work.budget.trials}" if work.budget.trials else ""
-            bars.reset(task, description=_title(f"{method}, trial {number + 1}{of}", settings), total=rounds, status="")
+            bars.reset(task, description=_title(f"{name}, trial {number + 1}{of}", settings), total=rounds, status="")
 
         def round(number: int, value: float | None, task: Any = task) -> None:
             bars.update(task, completed=number, status=shown(value))
 
-        def done(trial: "Trial", method: str = method) -> None:
+        def done(trial: "Trial", name: str = name) -> None:
             if out.is_terminal:  # elsewhere the lines of progress say it
                 said = shown(trial.value) if trial.state == "done" else trial.state
-                bars.say(f"{method}, {settings_in_words(trial.settings)}: {said}")
+                bars.say(f"{name}, {settings_in_words(trial.settings)}: {said}")
 
         work.tune(method, done, begun, round)
         bars.remove_task(task)
@@ -179,7 +182,9 @@ def _title(trial: str, settings: dict[str, Any]) -> str:
 
 
 def _finish(work: "Tuner", method: str, bars: Bars) -> Any:
-    bar = RoundProgress(bars, f"{method}, chosen settings", work.comparison.settings["rounds"])
+    from fedtailor.methods import command_title
+
+    bar = RoundProgress(bars, f"{command_title(method)}, chosen settings", work.comparison.settings["rounds"])
     tuned = work.finish(method, lambda title, record: bar.round(record), bar.start)
     bars.remove_task(bar.task)
     return tuned

@@ -1,7 +1,6 @@
 """Partitions of the user's own: a function or a CSV file that says which client each sample belongs to."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from fedtailor._common.errors import FedtailorError, explained, shown
 from fedtailor._common.files import checksum
-from fedtailor._common.imports import import_object, object_name
+from fedtailor._common.imports import CODE, import_object, object_name
 from fedtailor.data.arrays import as_array, encode
 from fedtailor.data.csv_file import CsvFile
 from fedtailor.data.dataset import Dataset, Ints
@@ -22,7 +21,6 @@ from fedtailor.training.streams import numpy_stream
 Assignment = Callable[[Any, int, np.random.Generator], Any]
 USUAL = 20  # clients, unless said
 MOST_LETTERS = 1_000  # of a client's name
-CODE = re.compile(r"object:.+|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fedtailor._common.errors import FedtailorError, unknown
-from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot
+from fedtailor._common.imports import CODE
+from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, own_data
 from fedtailor.data.dataset import DataInfo, Dataset, DataSets, Reader
 from fedtailor.data.dataset import data_dir as data_root
 from fedtailor.data.table import Purpose, TableSettings, column_names, is_table, read_table
@@ -47,10 +48,12 @@ def load(
     own = None if base in DATA_SETS else _own_path(name, root)
     json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)
     table, folder = own is not None and is_table(own), own is not None and own.is_dir() and not json and not stored
-    if not table and (said := next((key for key, value in settings.items() if value not in (None, False)), None)):
+    kept = own is not None and own_data.is_own(own.name)  # the settings were for what it was made of
+    said = next((key for key, value in settings.items() if value not in (None, False)), None)
+    if said is not None and not (table or kept):
         option = f"--{said.replace('_', '-')}"
         raise FedtailorError(f"Options like {option} are for CSV files and other tables: leave it out for {name!r}.")
-    if image_size is not None and not folder:
+    if image_size is not None and not (folder or kept):
         raise FedtailorError(f"--image-size is for folders of images: leave it out for {name!r}.")
     if own is None:
         info, reader = DATA_SETS[base]
@@ -68,7 +71,7 @@ def load(
 
 def _own_path(name: str, root: Path) -> Path:
     """Find the user's file or folder of this name, here or in the data directory."""
-    for path in (Path(name), root / name):
+    for path in _places(name, root):
         if path.is_dir() or (path.is_file() and (path.suffix.lower() in (".npz", ".json") or is_table(path))):
             return path
         if path.is_file():
@@ -80,14 +83,27 @@ def _own_path(name: str, root: Path) -> Path:
     raise unknown("data set", name, DATA_SETS)
 
 
+def names_code(name: str, data_dir: str | Path | None = None) -> bool:
+    """Find out whether this is `module:name`, and no data set, file or folder."""
+    if CODE.fullmatch(name) is None or name.partition(":")[0] in DATA_SETS:
+        return False
+    return not any(path.exists() for path in _places(name, data_dir))
+
+
+def _places(name: str, data_dir: str | Path | None) -> tuple[Path, Path]:
+    """Where a file of the user's may be: here, or in the data directory."""
+    return Path(name), data_root(data_dir) / name
+
+
 def table_path(name: str, data_dir: str | Path | None = None) -> Path | None:
     """Find the table of this name; None if it is another kind of data, or not there."""
-    places = (Path(name), data_root(data_dir) / name)
-    return next((path for path in places if is_table(path) and path.is_file()), None)
+    return next((path for path in _places(name, data_dir) if is_table(path) and path.is_file()), None)
 
 
 def _read_npz(path: Path, labelled: bool) -> Dataset:
     contents = arrays.read_arrays(path)
+    if own_data.is_own(path.name) or own_data.ABOUT in contents:
+        return own_data.read_own(path, contents)
     if medmnist.is_medmnist(contents):
         return medmnist.from_arrays(path.stem, path, contents)
     return arrays.read_npz(path, contents, labelled)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from fedtailor._common.errors import FedtailorError, listed, shown
-from fedtailor.data import Assignment, Clients, Dataset, FederatedData, Join
+from fedtailor.data import Assignment, DataObject, Dataset, FederatedData, Join
 from fedtailor.data.frames import frame_names, is_frames
 from fedtailor.data.matched_columns import with_columns, without_columns
 from fedtailor.data.preprocessing import Preprocessing
-from fedtailor.data.sources import columns_in
+from fedtailor.data.sources import columns_in, names_code
 from fedtailor.engines.preparation import Objects, load_dataset, partition_data, prepare
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import NEW_DATA_SETTINGS, Experiment, make_experiment
@@ -23,7 +23,7 @@ from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.inputs import sample_shape, shape_words
 
-Data = str | Path | Dataset | Clients
+Data = str | Path | DataObject
 Additions = str | Path | Sequence[str | Path] | Mapping[str, Any]
 KEPT = ("data_dir", "test", "validation", "stratify")  # settings that new data take from the run, unless given
 
@@ -96,7 +96,7 @@ def _matching(dataset: Dataset, known: FederatedData, own: bool) -> Dataset:
 def run_data(
     joined: Sequence[Join],
     experiment: Experiment,
-    given: Dataset | FederatedData | Clients | None = None,
+    given: DataObject | FederatedData | None = None,
     objects: Mapping[str, Any] | None = None,
     partition: Assignment | None = None,
 ) -> FederatedData:
@@ -128,6 +128,10 @@ def _read(experiment: Experiment, known: FederatedData, join: Join, objects: Map
             )
         source = objects[str(join.name)]
         source = [source] if isinstance(source, (tuple, Mapping)) else source
+    elif names_code(source, experiment.data_dir):
+        raise FedtailorError(
+            f"The new client {shown(source)} would be code, which is not run to join: pass what it returns, by a name."
+        )
     found, asked = new_clients(experiment, known, source, {"max_train": experiment.max_train})
     if join.name is None:
         unnamed = asked.partition is not None  # the data name no clients, so they are those of one

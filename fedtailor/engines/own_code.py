@@ -1,18 +1,20 @@
 """Code of the user's own in an experiment: names in place of objects, and whose code is run.
 
-An object is written down as `module:name`, or as `object:name` where only Python can pass it again.
+An object is written down as `module:name` where an import finds it, or as `object:name` where only Python can pass it
+again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from fedtailor._common.errors import FedtailorError
-from fedtailor._common.imports import object_name
+from fedtailor._common.errors import FedtailorError, listed
+from fedtailor._common.imports import GIVEN, object_name
 from fedtailor._common.toml import written_again
 from fedtailor.data.assignments import names_code
+from fedtailor.data.sources import names_code as data_names_code
 from fedtailor.engines.preparation import Objects
 from fedtailor.experiment import Experiment
 from fedtailor.method import Method
@@ -62,9 +64,8 @@ def importable_name(method: Any) -> Any:
         return method
     name = method_name(check_class(method, method.__name__))
     if name.startswith("object:"):
-        raise FedtailorError(
-            f"The class {method.__name__} is inside a function: move it out, where it can be imported."
-        )
+        where = "is inside a function" if "<" in method.__qualname__ else "is not what its module has by this name"
+        raise FedtailorError(f"The class {method.__name__} {where}: move it out, where it can be imported.")
     return name
 
 
@@ -87,7 +88,7 @@ def written_parameters(method: Method) -> dict[str, Any]:
 def check_objects(path: Path, experiment: Experiment, objects: Objects, trust: bool) -> None:
     """A run that was given objects needs them again, and the same ones as far as that can be seen. Code that it names
     is run if the caller passes it or trusts it: a run directory may be anybody's."""
-    passed, known = objects.by_kind(), {"data": experiment.data, **_recorded(experiment)}
+    passed, known = objects.by_kind(), _recorded(experiment)
     for kind in passed.keys() - known.keys():
         raise FedtailorError(f"The run in {path} has no {kind}: leave it out.")
     for kind, recorded in known.items():
@@ -95,11 +96,11 @@ def check_objects(path: Path, experiment: Experiment, objects: Objects, trust: b
         if isinstance(given, Method):
             if method_name(type(given)) != recorded or written_parameters(given) != experiment.parameters:
                 raise FedtailorError(f"This is not the run's method: that is {recorded} with {experiment.parameters}.")
-        elif given is not None and kind == "data" and not recorded.startswith("object:"):
-            raise FedtailorError(f"The run's data have a name ({recorded}): leave data= out.")
-        elif given is not None and kind != "data" and object_name(given) != recorded:
+        elif given is not None and (kind != "data" or callable(given)) and object_name(given) != recorded:
             raise FedtailorError(f"This is not the run's {kind}: that is {recorded or 'not set'}.")
-        if recorded.startswith(("object:", "__main__:")) and given is None:
+        elif given is not None and kind == "data" and not callable(given) and not recorded.startswith("object:"):
+            raise FedtailorError(f"The run's data have a name ({recorded}): leave data= out.")
+        if recorded.startswith(GIVEN) and given is None:
             raise FedtailorError(
                 f"This run got its {kind} as a Python object ({recorded}): pass {argument}= to resume it."
             )
@@ -117,9 +118,10 @@ def refuse_code(path: Path, code: list[str], trust: bool) -> None:
 
 
 def _recorded(experiment: Experiment) -> dict[str, str]:
-    """The names of all that may be an object, but for the data."""
+    """The names of all that may be an object."""
     protocol = experiment.evaluation
-    names = {kind: getattr(experiment, kind) for kind in ("method", "model", "loss")} | {"metric": protocol.metric}
+    names = {kind: getattr(experiment, kind) for kind in ("data", "method", "model", "loss")}
+    names |= {"metric": protocol.metric}
     names |= {f"metric {name}": metric for name, metric in (protocol.metrics or {}).items()}
     return names | {"partition": experiment.partition or ""}
 
@@ -128,7 +130,17 @@ def named_code(experiment: Experiment) -> dict[str, str]:
     """The code that an experiment names: `module:name` in place of a name of the catalogue."""
     names = {kind: name for kind, name in _recorded(experiment).items() if ":" in name}
     catalogues: dict[str, Callable[[str], bool]] = {
+        "data": lambda name: not data_names_code(name, experiment.data_dir),
         "model": lambda name: name.partition(":")[0] in NETWORKS,
         "partition": lambda name: not names_code(name),
     }
     return {kind: name for kind, name in names.items() if kind not in catalogues or not catalogues[kind](name)}
+
+
+def only_in_python(experiments: Iterable[Experiment]) -> str:
+    """Name the objects in these experiments that no import finds, as a sentence for the record; "" for none."""
+    recorded = [item for experiment in experiments for item in _recorded(experiment).items()]
+    given = dict.fromkeys(f"the {kind} {name}" for kind, name in recorded if name.startswith(GIVEN))
+    if not given:
+        return ""
+    return f"Only the Python program of this can go on, by the same call: no import finds {listed(list(given))}."

@@ -4,7 +4,7 @@ here, before the first file is written.
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor._common.errors import FedtailorError, explained, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, stack_size, training_loss
-from fedtailor.data import Assignment, Clients, Dataset, FederatedData, federate, from_list, load
+from fedtailor.data import Assignment, DataObject, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.data.sources import names_code
 from fedtailor.data.table import Purpose, TableSettings, from_frame
 from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.hostile import hostile_clients
@@ -57,7 +58,7 @@ class Objects:
     """Python objects in place of names in the experiment."""
 
     method: Method | None = None
-    data: Dataset | FederatedData | Clients | None = None
+    data: DataObject | FederatedData | None = None
     model: ModelLike | None = None
     loss: Loss | None = None
     metric: OwnMetric | None = None
@@ -168,6 +169,7 @@ class Prepared:
             layers=describe_layers(terms.network),
             notes=notes,
             method=experiment.method,
+            title=terms.method.title if ":" in experiment.method else "",
             uploads=describe_uploads(terms.method, terms.privacy),
             numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
             bytes=None if upload is None else message_bytes(upload),
@@ -364,8 +366,13 @@ def partition_data(
 def load_dataset(
     experiment: Experiment, given: Any = None, knows: Mapping[str, str] | None = None, gaps: bool = False
 ) -> Dataset:
-    """Load the experiment's data, or make a data set of what is given in their place. `knows` has the kinds of the
-    columns of an earlier table; with `gaps`, most classes of a list may be missing."""
+    """Load the experiment's data, or make a data set of what is given in their place, or returned by code that is.
+    `knows` has the kinds of the columns of an earlier table; with `gaps`, most classes of a list may be missing."""
+    name = None
+    if given is None and names_code(experiment.data, experiment.data_dir):
+        given = import_object(experiment.data, "data")
+    if callable(given):
+        given, name = _returned(given, experiment.data), experiment.data
     if isinstance(given, Dataset):
         return given
     table: TableSettings = {name: getattr(experiment, name) for name in TABLE_SETTINGS}  # type: ignore[assignment]
@@ -380,8 +387,16 @@ def load_dataset(
             **table,
         )
     if is_frames(given):
-        return from_frame(given, table, Purpose(regression=regression, knows=knows))
-    return from_list(given, gaps=gaps)
+        return from_frame(given, table, Purpose(regression=regression, knows=knows), name or "table")
+    return from_list(given, name, gaps)
+
+
+def _returned(function: Callable[[], Any], name: str) -> Any:
+    """Call a function that returns data."""
+    try:
+        return function()
+    except Exception as error:  # whatever the user's code does
+        raise FedtailorError(f"The data {name} cannot be made: {explained(error)}.") from error
 
 
 def find_device(name: str) -> torch.device:

@@ -14,12 +14,14 @@ from fedtailor._common.errors import FedtailorError, listed, unknown
 from fedtailor._common.extras import import_pandas
 from fedtailor.data import FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
+from fedtailor.data.own_data import data_in_words
 from fedtailor.engines.client_predictions import body_outputs, predictions
 from fedtailor.engines.simulation import Simulation
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.attack import Attack
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Measured, Metrics
+from fedtailor.methods import method_title
 from fedtailor.server.evaluation import LAST, averages, chosen_round
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import ClientsRecord, Failures, Plain, RoundRecord, failures, stop_in_words
@@ -71,8 +73,7 @@ class RunResult:
             which = f"({evaluation.model} models, {evaluation.choose} round)"
             quality = f"{self.metric.shown(self.value)}{of_clients} {which}"
         where = f", in {self.path}" if self.path else ""
-        what = f"{experiment.method} on {experiment.data}, {len(self.names)} clients"
-        return f"<RunResult {what}, {rounds}: {quality}{where}>"
+        return f"<RunResult {self.method} on {self.clients_title}, {rounds}: {quality}{where}>"
 
     def _repr_html_(self) -> str:
         """The rounds as a table, for notebooks; at most about twenty of them."""
@@ -89,6 +90,37 @@ class RunResult:
         )
         caption = escape(f"{self!r:.200}"[1:-1]) + ". " + escape(self.experiment.evaluation.in_words(self.metric))
         return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    @cached_property
+    def own_title(self) -> str:
+        """The title of the method, if it is a class of the user's own, as the run recorded it; "" for others."""
+        if ":" not in self.experiment.method:
+            return ""
+        if self.path is None:
+            return self.simulation.terms.method.title
+        return setup.title if (setup := self.setup) else ""
+
+    @property
+    def method(self) -> str:
+        """The method's name as commands have it; of a class of the user's own, its title."""
+        return self.own_title or self.experiment.method
+
+    @property
+    def method_title(self) -> str:
+        """The method's name as its paper writes it; of a class of the user's own, its title."""
+        return self.own_title or method_title(self.experiment.method)
+
+    @property
+    def data_title(self) -> str:
+        """The name of the data, or "24 clients of your own data" where they were objects."""
+        name, count = data_in_words(self.experiment.data), len(self.names)
+        return name if name == self.experiment.data else f"{count} client{'' if count == 1 else 's'} of {name}"
+
+    @property
+    def clients_title(self) -> str:
+        """The data and the number of clients, as a table's title begins."""
+        named = self.data_title == self.experiment.data
+        return f"{self.data_title}, {len(self.names)} clients" if named else self.data_title
 
     def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> "pandas.DataFrame":
         """The records as a table of pandas: a row a round, or a row for each round, client and split."""

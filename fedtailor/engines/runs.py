@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from fedtailor._common.errors import FedtailorError, shown, unknown, warn
-from fedtailor.data import Assignment, Clients, Dataset, FederatedData
+from fedtailor.data import Assignment, DataObject, FederatedData
 from fedtailor.data.agreement import FILE as FEDERATION
 from fedtailor.engines.joins import Additions, add, run_data
 from fedtailor.engines.own_code import (
@@ -47,7 +47,7 @@ OnStart = Callable[[Loop], None]
 def run(
     method: str | Method | type[Method] | Experiment = "fedavg",
     *,
-    data: str | Path | Dataset | Clients = "digits",
+    data: str | Path | DataObject = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
@@ -63,13 +63,13 @@ def run(
     `settings` are those of an experiment file (see `Experiment`). A method's own parameters may stand among them,
     `run("ditto", clients=20, rounds=10, lam=0.5)` or `run(Ditto, lam=0.5)`, or in an object, `run(Ditto(lam=0.5))`.
     Objects may stand for names: a `Method` or its class, a list of one (x, y) per client or a dictionary of them by
-    name, a pandas table, an `nn.Module` or what makes one, a loss function, a metric of (outputs, targets), such
-    functions by name as `metrics`, a `partition` of (labels, clients, rng). A complete `Experiment` in place of the
-    method takes no further settings. `method_settings` says where those are that a tuning chose for the method:
-    `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own. With `out`, the run is recorded in
-    that directory as it goes and can be resumed; without, nothing is written. `track` names tools that get settings,
-    metrics and files too: `"mlflow"`, `"wandb"`, `"tensorboard"`, `"module:Class"`, a `Tracker` of your own, or a list
-    of these.
+    name, a pandas table, a function that returns one of these, an `nn.Module` or what makes one, a loss function, a
+    metric of (outputs, targets), such functions by name as `metrics`, a `partition` of (labels, clients, rng). A
+    complete `Experiment` in place of the method takes no further settings. `method_settings` says where those are that
+    a tuning chose for the method: `"tuned:digits"` (`fedtailor settings` lists the names), or the path of your own.
+    With `out`, the run is recorded in that directory as it goes and can be resumed; without, nothing is written.
+    `track` names tools that get settings, metrics and files too: `"mlflow"`, `"wandb"`, `"tensorboard"`,
+    `"module:Class"`, a `Tracker` of your own, or a list of these.
 
     `on_round` is called with the record of each round. If it returns a text, or True, the run ends after that round,
     and the text is recorded as the reason: `on_round=lambda record: "good enough" if record.accuracy > 0.9 else None`.
@@ -156,7 +156,7 @@ def resume(
     path: str | Path,
     *,
     method: Method | type[Method] | None = None,
-    data: Dataset | Clients | None = None,
+    data: DataObject | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
     metric: OwnMetric | None = None,
@@ -229,7 +229,7 @@ def load(
     data_dir: str | None = None,
     *,
     method: Method | None = None,
-    data: Dataset | Clients | None = None,
+    data: DataObject | None = None,
     model: ModelLike | None = None,
     loss: Loss | None = None,
     metric: OwnMetric | None = None,

@@ -151,7 +151,9 @@ class Experiment(_Strict):
     method: str = Field("fedavg", description="a method's name, or module:Class")
     parameters: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
 
-    data: str = Field("digits", description="a data set's name, or the path of your own (npz, table, folder)")
+    data: str = Field(
+        "digits", description="a data set's name, the path of your own (npz, table, folder), or module:function"
+    )
     data_dir: str | None = Field(None, description="where data sets lie [FEDTAILOR_DATA, else ./data]")
     label_column: str | None = Field(None, description="the label column of a table [label, y, class or target]")
     client_column: str | None = Field(None, description="the client column of a table [client]")

@@ -89,6 +89,11 @@ def method_class(name: str) -> type[Method]:
     return CATALOGUE[name]
 
 
+def command_title(name: str) -> str:
+    """Name a method as commands do: by its name, or a `module:Class` by its title, for which it is imported."""
+    return method_class(name).title if ":" in name else name
+
+
 def method_title(name: str) -> str:
     """Write a method's name as its paper does. A `module:Class` is called by its class, which is not imported."""
     if "+" in name:

@@ -159,10 +159,11 @@ class Model:
         result = load(path)
         if (path / FEDERATION).is_file():
             raise FedtailorError(f"The samples of the run in {path} are at its sites: predict there, with --data.")
-        if code := named_code(result.experiment).get("partition"):
+        code = named_code(result.experiment)
+        if own := [name for kind, name in code.items() if kind in ("data", "partition")]:
             raise FedtailorError(
-                f"The samples of the run in {path} are partitioned by code of its own ({code}), which is not run here: "
-                "give the samples with --data."
+                f"The samples of the run in {path} are made or partitioned by code of its own ({own[0]}), which is not "
+                "run here: give the samples with --data."
             )
         here = data_dir or result.experiment.data_dir
         changes = {"data_dir": here, "pixels": self.about.pixels, "dtype": self.about.dtype}

@@ -13,15 +13,23 @@ NAMED = 4  # methods, or clients, by name in a sentence
 
 def conclusion(summary: Summary) -> str:
     """Say who is best, whether that is more than chance, what it costs, and whom it harms."""
+    first, lines = _ranked(summary)
+    more = [*_costs(first[0], lines), *_harm(first[0])] if first else []
+    return " ".join([verdict(summary), *more])
+
+
+def verdict(summary: Summary) -> str:
+    """Say who is best, and whether that is more than chance: the conclusion in one or two sentences."""
+    first, lines = _ranked(summary)
+    return " ".join([_best(summary, first, lines), *_chance(summary, lines)]) if first else _unranked(summary)
+
+
+def _ranked(summary: Summary) -> tuple[list[Line], list[Line]]:
+    """Find the lines that share the first place, and all that are ranked."""
     lines = [line for line in summary.lines if line.chosen is not False]
     if len(summary.lines) == 1:
         lines = list(summary.lines)
-    first = [line for line in lines if line.best] or (lines if len(lines) == 1 else [])
-    if not first:
-        return _unranked(summary)
-    return " ".join(
-        [_best(summary, first, lines), *_chance(summary, lines), *_costs(first[0], lines), *_harm(first[0])]
-    )
+    return [line for line in lines if line.best] or (lines if len(lines) == 1 else []), lines
 
 
 def _unranked(summary: Summary) -> str:

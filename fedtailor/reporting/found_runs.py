@@ -26,6 +26,7 @@ class Runs:
     methods: list[str] = field(default_factory=lambda: [*CATALOGUE])  # in the order in which they are shown
     target: float | None = None  # the value of the metric that a comparison asked for
     tuned: str | None = None  # how its settings were chosen
+    failed: dict[str, str] = field(default_factory=dict)  # by title: why a run of a table is not in it
 
     @property
     def unfinished(self) -> list[RunResult]:

@@ -1,110 +1,42 @@
 """Studies of many runs as functions: `compare`, `tune`, `advise`, `report`, `reproduce`, like the commands."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from html import escape
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedtailor._common.errors import FedtailorError, unknown, warn
-from fedtailor._common.extras import import_pandas
-from fedtailor.data import Clients, Dataset, FederatedData
+from fedtailor.data import DataObject, FederatedData
+from fedtailor.data.own_data import data_in_words
 from fedtailor.engines.own_code import importable_name, named_settings, names_and_objects
-from fedtailor.engines.preparation import Objects, prepare
+from fedtailor.engines.preparation import Objects
 from fedtailor.engines.result import RunResult
-from fedtailor.engines.runs import load, run_prepared
+from fedtailor.engines.runs import PreparedRuns, load, run_prepared
 from fedtailor.engines.trackers import OpenRun, Track, Tracking
 from fedtailor.experiment import Settings, in_sections, make_experiment
 from fedtailor.method import Method
-from fedtailor.methods import method_title
 from fedtailor.models import ModelLike
 from fedtailor.reporting.found_runs import Runs, read_runs
+from fedtailor.reporting.result_table import Table
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
-from fedtailor.studies.client_results import ClientTable, client_table
 from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
 from fedtailor.studies.measures import client_values
-from fedtailor.studies.runner import OnRoundOf, told
-from fedtailor.studies.summary import Line, Summary, summarize
+from fedtailor.studies.runner import OnRoundOf, told, with_named_data
+from fedtailor.studies.summary import Summary, summarize
 from fedtailor.studies.trials import Budget, Trial, Tuned
 from fedtailor.studies.tuner import Tuner
-from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import METRICS, Metric
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
 
 if TYPE_CHECKING:
-    import pandas
     import plotly.graph_objects
 
 OnRun = Callable[[str, RunResult | None], None]
-
-
-@dataclass(frozen=True)
-class Table:
-    """The table of a comparison. `str(table)` is the text that `fedtailor compare` prints; `lines` has the numbers."""
-
-    summary: Summary
-    failed: dict[str, str] = field(default_factory=dict)  # by title: why a run came to no end
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """One for each method and choice of settings, over its seeds."""
-        return self.summary.lines
-
-    @property
-    def best(self) -> Line | None:
-        return self.summary.best
-
-    def __str__(self) -> str:
-        from fedtailor.reporting.tables import plain_text
-
-        return plain_text(self.summary)
-
-    def markdown(self, columns: Sequence[str] | None = None) -> str:
-        """The table for Markdown, with all columns or these."""
-        from fedtailor.reporting.tables import markdown
-
-        return markdown(self.summary, columns)
-
-    def latex(self, columns: Sequence[str] | None = None) -> str:
-        """Table environments for LaTeX, with all columns or these; they need the package booktabs."""
-        from fedtailor.reporting.tables import latex
-
-        return latex(self.summary, columns)
-
-    def csv(self) -> str:
-        """Raw numbers: accuracies are shares of 1, missing values are empty."""
-        from fedtailor.reporting.tables import comma_separated
-
-        return comma_separated(self.summary)
-
-    @cached_property
-    def clients(self) -> ClientTable:
-        """Each client's result with each line, by name."""
-        return client_table(self.summary)
-
-    def to_pandas(self, what: Literal["lines", "clients"] = "lines") -> "pandas.DataFrame":
-        """The numbers as a table of pandas: a row a line, or a row a client with a column for each line."""
-        pandas = import_pandas()
-        if what == "lines":
-            return pandas.DataFrame([line.plain() for line in self.lines]).set_index("title")
-        if what != "clients":
-            raise unknown("table", what, ("lines", "clients"))
-        named = {row.name: (row.n_train, row.n_test, *row.values) for row in self.clients.rows}
-        columns = ["train", "test", *self.clients.titles]
-        return pandas.DataFrame.from_dict(named, orient="index", columns=columns).rename_axis("client")
-
-    def _repr_html_(self) -> str:
-        from fedtailor.reporting.tables import table_rows
-
-        head, *rows = table_rows(self.summary, "<b>{}</b>", "<u>{}</u>", escape)
-        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-        names = "".join(f"<th>{name}</th>" for name in head)
-        caption = escape(f"{self.summary.title}. {self.summary.caption}")
-        return f"<table><caption>{caption}</caption><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+Reported = str | Path | RunResult | Table
 
 
 def compare(
@@ -116,7 +48,7 @@ def compare(
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
     method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None = None,
     tune: int | None = None,
-    data: str | Path | Dataset | Clients = "digits",
+    data: str | Path | DataObject = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
@@ -132,12 +64,11 @@ def compare(
     the best; `target` is its value to which rounds and bytes are counted. `method_parameters` are the parameters of
     each method by its name or class, and `method_settings` what one has in place of the settings of all, such as a
     learning rate of its own; or where a tuning's are that has both: `"tuned:digits"` (`fedtailor settings` lists the
-    names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen
-    on validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, and the
-    same call goes on after an interrupt, or adds methods, seeds and values of the grid; data, model, loss, metrics
-    and partition are then names. `track` names tools that get every run, the table and the report, as in `run`.
-    `on_run` is called with the title and result of each run, and `on_round` with its title and the record of each
-    round: it may stop that run as in `run`.
+    names), or the path of your own. `tune` is a number of trials with which each method's settings are chosen on
+    validation data first, with the first seed (see `fedtailor.tune`). With `out`, all is recorded there, data that are
+    objects too, and the same call goes on after an interrupt, or adds methods, seeds and values of the grid. `track`
+    names tools that get every run, the table and the report, as in `run`. `on_run` is called with the title and result
+    of each run, and `on_round` with its title and the record of each round: it may stop that run as in `run`.
     """
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     tracking = Tracking(track)
@@ -145,19 +76,16 @@ def compare(
     asked |= {"grid": {name: list(values) for name, values in (grid or {}).items()}}
     comparison = make_comparison(asked if target is None else {**asked, "target": target})
     tell = on_run or (lambda title, result: None)
-    if out is not None and objects.given:
-        raise FedtailorError(
-            "A comparison that is recorded needs names for data, model, loss and metrics, and a partition: leave out= "
-            "away."
-        )
+    if out is not None:
+        comparison, objects = _kept(comparison, objects, Path(out))
     if tune is not None:
         comparison = _tuned(comparison, tune, None if out is None else Path(out), objects)
     if out is None:
-        results = []
-        with tracking.study(f"{Path(comparison.settings['data']).stem}-comparison", comparison.written()) as study:
+        results, shared = [], PreparedRuns(objects)
+        stem = Path(data_in_words(comparison.settings["data"])).stem.removeprefix("your ").replace(" ", "-")
+        with tracking.study(f"{stem}-comparison", comparison.written()) as study:
             for title, experiment in comparison.runs().items():
-                with isolated():
-                    prepared = prepare(experiment, objects)
+                prepared = shared.prepare(experiment)
                 prepared.terms.metric.check_target(target)
                 results.append(run_prepared(experiment, prepared, on_round=told(on_round, title), tracking=tracking))
                 tell(title, results[-1])
@@ -166,7 +94,7 @@ def compare(
         return Table(summary)
     from fedtailor.reporting.tables import write_tables
 
-    work = Comparing(comparison, Path(out), tracking)
+    work = Comparing(comparison, Path(out), tracking, objects)
     todo = work.todo()
     work.begin(todo)
     with work.tracked() as study:
@@ -217,6 +145,13 @@ def _question(
         of_methods = {importable_name(method): dict(own) for method, own in (method_settings or {}).items()}
     asked = {"methods": [*map(importable_name, methods)], "seeds": list(seeds), "parameters": parameters, **names}
     return {**asked, "settings": of_methods, **named_settings(settings, objects)}, objects
+
+
+def _kept(comparison: Comparison, objects: Objects, out: Path) -> tuple[Comparison, Objects]:
+    """Name the data of a comparison as they will be kept in its directory, if they are objects."""
+    first = next(iter(comparison.runs().values()))
+    settings, objects = with_named_data(first, objects, out)
+    return replace(comparison, settings={**comparison.settings, **settings}), objects
 
 
 def _tuned(comparison: Comparison, trials: int, out: Path | None, objects: Objects) -> Comparison:
@@ -270,7 +205,7 @@ def tune(
     only: Sequence[str] | None = None,
     method_parameters: Mapping[str | type[Method], Mapping[str, Any]] | None = None,
     method_settings: Mapping[str | type[Method], Mapping[str, Any]] | str | Path | None = None,
-    data: str | Path | Dataset | Clients = "digits",
+    data: str | Path | DataObject = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
@@ -285,9 +220,9 @@ def tune(
     A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
     or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
     are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
-    and the mean counts. With `out`, the same call goes on after an interrupt, or with more trials; data, model, loss,
-    metrics and partition are then names. `on_trial` is called with the method and each trial. `track` names tools that
-    get every trial, and the runs of the chosen settings, as in `run`.
+    and the mean counts. With `out`, all is recorded there, data that are objects too, and the same call goes on after
+    an interrupt, or with more trials. `on_trial` is called with the method and each trial. `track` names tools that get
+    every trial, and the runs of the chosen settings, as in `run`.
 
     `on_round` is called with a title and the record of each round of the runs with the chosen settings, and may stop a
     run as in `run`. Trials are ended by a rule of their own, which is the same for all.
@@ -295,12 +230,10 @@ def tune(
     asked, objects = _question(methods, seeds, method_parameters, method_settings, data, model, loss, metric, settings)
     tracking = Tracking(track)
     asked |= {"track": tracking.names}
-    if out is not None and objects.given:
-        raise FedtailorError(
-            "A tuning that is recorded needs names for data, model, loss and metrics, and a partition: leave out= away."
-        )
-    place = Path(out) if out else None
-    work = Tuner(make_comparison(asked), Budget(trials, seconds), ranges, only, place, objects, tracking)
+    comparison, place = make_comparison(asked), Path(out) if out else None
+    if place is not None:
+        comparison, objects = _kept(comparison, objects, place)
+    work = Tuner(comparison, Budget(trials, seconds), ranges, only, place, objects, tracking)
     work.begin()
     with work.tracked():
         for method in work.comparison.methods:
@@ -312,7 +245,7 @@ def tune(
 
 def advise(
     *,
-    data: str | Path | Dataset | Clients = "digits",
+    data: str | Path | DataObject = "digits",
     model: ModelLike = "mlp",
     loss: str | Loss = "cross-entropy",
     metric: str | OwnMetric | None = None,
@@ -336,13 +269,14 @@ def advise(
 
 
 def report(
-    runs: str | Path | RunResult | Sequence[str | Path | RunResult],
+    runs: Reported | Sequence[Reported],
     to: str | Path = "report.html",
     figures: str | Path | None = None,
     tables: str | Path | None = None,
     columns: Sequence[str] | None = None,
 ) -> Path:
-    """Make one HTML page of runs (results, run directories, or directories that contain some), and return its path.
+    """Make one HTML page of runs (a comparison's table, results, run directories, or directories that contain some; one
+    of these, or several), and return its path.
 
     `figures` is a directory for every figure as PNG, PDF and SVG, and `tables` one for the table as text, Markdown and
     LaTeX; `columns` are the table's.
@@ -353,12 +287,7 @@ def report(
 
     if figures is not None:
         check_matplotlib()
-    given = [runs] if isinstance(runs, str | Path | RunResult) else list(runs)
-    results = [run for run in given if isinstance(run, RunResult)]
-    directories = [Path(run) for run in given if not isinstance(run, RunResult)]
-    found = read_runs(directories) if directories else Runs()
-    found.results += results
-    prepared = prepare(found, columns)
+    prepared = prepare(_of_report(runs), columns)
     path = Path(to)
     write_page(prepared, path)
     if figures is not None:
@@ -368,6 +297,22 @@ def report(
     return path
 
 
+def _of_report(runs: Reported | Sequence[Reported]) -> Runs:
+    """Read and collect the runs of a report. Several tables have no target in common."""
+    given = [runs] if isinstance(runs, str | Path | RunResult | Table) else list(runs)
+    if len(given) == 1 and isinstance(given[0], Table):
+        return given[0].runs
+    directories = [Path(run) for run in given if isinstance(run, str | Path)]
+    found = read_runs(directories) if directories else Runs()
+    for run in given:
+        if isinstance(run, Table):
+            found.results += run.runs.results
+            found.failed |= run.failed
+        elif isinstance(run, RunResult):
+            found.results.append(run)
+    return found
+
+
 def histogram(
     runs: "Table | str | Path | RunResult | Sequence[str | Path | RunResult]", metric: str | None = None
 ) -> "plotly.graph_objects.Figure":
@@ -375,14 +320,14 @@ def histogram(
     `.write_html(path)`): of one run, of several, or of each line of a comparison, over its seeds. `metric` is the one
     that decides unless another one is named. Hostile clients do not count.
     """
-    from fedtailor.reporting.interactive import histogram as draw
+    from fedtailor.reporting.standalone import histogram as draw
 
     if isinstance(runs, Table):
         found = {line.label: line.results for line in runs.lines}
     else:
         given = [runs] if isinstance(runs, str | Path | RunResult) else list(runs)
         results = [run if isinstance(run, RunResult) else load(run) for run in given]
-        titles = [method_title(result.experiment.method) for result in results]
+        titles = [result.method_title for result in results]
         named = [t if titles.count(t) == 1 else f"{t}, {place}" for place, t in enumerate(titles, 1)]
         found = {title: (result,) for title, result in zip(named, results, strict=True)}
     if not found:

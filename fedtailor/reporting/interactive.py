@@ -1,6 +1,6 @@
 """Panels as plotly.js draws them: plain JSON values. Colours that depend on light and dark are the page's business."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -21,9 +21,7 @@ from fedtailor.reporting.marks import (
     Points,
     band_fill,
     short_names,
-    styles,
 )
-from fedtailor.training.metrics import Metric
 
 Spec = dict[str, Any]
 
@@ -34,8 +32,8 @@ def chart(figure: Figure, panel: Panel) -> Spec:
     """A panel's traces and layout, and its frames where it has several."""
     layout: Spec = {
         "margin": {"l": 60, "r": 14, "t": 10, "b": 48 if panel.x else 14},
-        "xaxis": {"title": {"text": _text(panel.x)}, "automargin": True},
-        "yaxis": {"title": {"text": _text(panel.y)}, "automargin": True},
+        "xaxis": {"title": {"text": escaped(panel.x)}, "automargin": True},
+        "yaxis": {"title": {"text": escaped(panel.y)}, "automargin": True},
         "showlegend": False,
         "bargap": 0 if any(isinstance(mark, Bars) and len(mark.y) > 40 for mark in panel.marks) else 0.1,
         "hovermode": "x unified" if _same_x(panel) else "closest",
@@ -54,30 +52,6 @@ def chart(figure: Figure, panel: Panel) -> Spec:
             spec["frames"] = [_numbers(frame) for frame in mark.frames.values()]
     spec["data"].sort(key=lambda trace: trace.get("fill") != "toself")  # no band lies on a line
     return spec
-
-
-def histogram(runs: Mapping[str, Sequence[float]], metric: Metric) -> Any:
-    """Draw how many clients of each run, by its name, have which value, as a figure of plotly."""
-    from plotly.graph_objects import Figure as Drawing
-
-    factor = 100 if metric.percent else 1
-    values = {name: factor * np.array(of_run) for name, of_run in runs.items()}
-    edges = np.histogram_bin_edges(np.concatenate(list(values.values())), "auto")
-    bars = [
-        {
-            "type": "bar",
-            "name": _text(name),
-            "x": (edges[:-1] + edges[1:]) / 2,
-            "y": np.histogram(of_run, edges)[0],
-            "customdata": np.stack([edges[:-1], edges[1:]], axis=1),
-            "hovertemplate": "%{y} clients: %{customdata[0]:.4g} to %{customdata[1]:.4g}",
-            "marker": {"color": style.colour},
-        }
-        for (name, of_run), style in zip(values.items(), styles([(name, "") for name in values]).values(), strict=True)
-    ]
-    label = f"test {metric.title}{', %' if metric.percent else ''}"
-    layout = {"xaxis": {"title": {"text": _text(label)}}, "yaxis": {"title": {"text": "clients"}}, "bargap": 0.05}
-    return Drawing(data=bars, layout=layout)
 
 
 def shape(figure: Figure, panel: Panel) -> str:
@@ -123,14 +97,14 @@ def _drawn(mark: Mark, panel: Panel) -> tuple[list[Spec], dict[str, Spec]]:
 
 
 def _curve(mark: Curve, panel: Panel) -> list[Spec]:
-    named = [_text(name) for bars in panel.marks if isinstance(bars, Bars) for name in bars.names]
+    named = [escaped(name) for bars in panel.marks if isinstance(bars, Bars) for name in bars.names]
     width = {"main": 2.4, "one of many": 1.2, "fit": 1.4}[mark.kind]
     trace: Spec = {
         "type": "scatter",
         "mode": "lines" if len(mark.x) > 1 else "markers",
         "x": [named[0], named[-1]] if named else _numbers(mark.x),  # a mean, from the first bar to the last
         "y": _numbers(mark.y),
-        "name": _text(mark.label),
+        "name": escaped(mark.label),
         "line": {"color": mark.style.colour, "dash": mark.style.dash, "width": width},
         "opacity": 0.45 if mark.kind == "one of many" else 1,
     }
@@ -139,7 +113,7 @@ def _curve(mark: Curve, panel: Panel) -> list[Spec]:
     elif _same_x(panel):
         trace["hovertemplate"] = "%{y:.4g}"
     else:
-        trace["hovertemplate"] = _pointed(f"<b>{_text(mark.label)}</b>", panel)
+        trace["hovertemplate"] = _pointed(f"<b>{escaped(mark.label)}</b>", panel)
     traces = [trace]
     if mark.low is not None and mark.high is not None and len(mark.x) > 1:
         band: Spec = {
@@ -162,7 +136,7 @@ def _points(mark: Points, panel: Panel) -> Spec:
         "mode": "markers",
         "x": _numbers(mark.x),
         "y": _numbers(mark.y),
-        "text": [_text(text) for text in mark.text],
+        "text": [escaped(text) for text in mark.text],
         "marker": {"color": mark.style.colour, "size": 7, "opacity": 0.75},
         "hovertemplate": _pointed("<b>%{text}</b>", panel),
         **({"legendgroup": mark.choice} if mark.choice else {}),
@@ -172,9 +146,9 @@ def _points(mark: Points, panel: Panel) -> Spec:
 def _bars(mark: Bars) -> Spec:
     return {
         "type": "bar",
-        **({"x": [_text(name) for name in mark.names]} if mark.names else {}),
+        **({"x": [escaped(name) for name in mark.names]} if mark.names else {}),
         "y": _numbers(mark.y),
-        "text": [_text(text) for text in mark.text],
+        "text": [escaped(text) for text in mark.text],
         "textposition": "none",
         "marker": {"color": mark.style.colour, "line": {"width": 0}},
         "hovertemplate": "<b>%{text}</b><br>%{y:.4g}<extra></extra>",
@@ -192,28 +166,28 @@ def _bar_names(mark: Bars) -> Spec:
 def _aliases(names: Sequence[str]) -> Spec:
     """Shorten names that are too long for an axis."""
     short = zip(names, short_names(names), strict=True)
-    aliases = {_text(name): _text(cut) for name, cut in short if name != cut}
+    aliases = {escaped(name): escaped(cut) for name, cut in short if name != cut}
     return {"labelalias": aliases} if aliases else {}
 
 
 def _heat(mark: Heat, panel: Panel) -> Spec:
     low, high = mark.range
-    where = f"{_text(panel.y)}: %{{customdata[0]}}<br>{_text(panel.x)}: %{{customdata[1]}}<br>"
+    where = f"{escaped(panel.y)}: %{{customdata[0]}}<br>{escaped(panel.x)}: %{{customdata[1]}}<br>"
     small = len(mark.rows) * len(mark.columns) <= 1600
     trace: Spec = {
         "type": "heatmap",
         "z": _numbers(mark.last),
-        "x": [_text(name) for name in mark.columns],
-        "y": [_text(name) for name in mark.rows],
+        "x": [escaped(name) for name in mark.columns],
+        "y": [escaped(name) for name in mark.rows],
         "zmin": low,
         "zmax": high,
         "meta": mark.scale,
         "xgap": int(small),
         "ygap": int(small),
         # Names are the page's business: %{x} and %{y} would be cut as those of the axes are.
-        "hovertemplate": f"{where}{_text(mark.measure)}: <b>%{{z:.4~g}}</b><extra></extra>",
+        "hovertemplate": f"{where}{escaped(mark.measure)}: <b>%{{z:.4~g}}</b><extra></extra>",
         "colorbar": {
-            "title": {"text": _text(mark.measure), "side": "right"},
+            "title": {"text": escaped(mark.measure), "side": "right"},
             "thickness": 11,
             "outlinewidth": 0,
             "len": 1,
@@ -230,10 +204,10 @@ def _heat(mark: Heat, panel: Panel) -> Spec:
             "zmin": -0.5,
             "zmax": len(colours) - 0.5,
             "colorscale": [end for low, high, colour in steps for end in ([low, colour], [high, colour])],
-            "text": [[_text(mark.kinds[int(value)]) for value in row] for row in mark.last],
+            "text": [[escaped(mark.kinds[int(value)]) for value in row] for row in mark.last],
             "hovertemplate": f"{where}<b>%{{text}}</b><extra></extra>",
         }
-        ticks = {"tickvals": list(range(len(mark.kinds))), "ticktext": [_text(kind) for kind in mark.kinds]}
+        ticks = {"tickvals": list(range(len(mark.kinds))), "ticktext": [escaped(kind) for kind in mark.kinds]}
         trace["colorbar"] |= {"title": {"text": ""}, **ticks}
     return trace
 
@@ -287,7 +261,7 @@ def _network(mark: Network) -> list[Spec]:
         "mode": "markers",
         "x": _numbers(places[:, 0]),
         "y": _numbers(places[:, 1]),
-        "text": [_text(text) for text in mark.text],
+        "text": [escaped(text) for text in mark.text],
         "marker": {
             "size": _numbers((7 + 13 * np.sqrt(mark.sizes / max(largest, 1.0))) * min(1, 30 / len(mark.nodes)) ** 0.6),
             "color": mark.style.colour,
@@ -302,7 +276,7 @@ def _network(mark: Network) -> list[Spec]:
         "mode": "text",
         "x": _numbers(1.1 * places[:, 0]),
         "y": _numbers(1.1 * places[:, 1]),
-        "text": [_text(name) for name in names],
+        "text": [escaped(name) for name in names],
         "textposition": [" ".join(mark.side(place)) for place in range(len(names))],
         "hoverinfo": "skip",
     }
@@ -311,8 +285,8 @@ def _network(mark: Network) -> list[Spec]:
 
 def _pointed(head: str, panel: Panel) -> str:
     """The text that appears when one points at a mark."""
-    x = f"<br>{_text(panel.x)}: %{{x:.4~g}}" if panel.x else ""
-    return f"{head}{x}<br>{_text(panel.y)}: %{{y:.4g}}<extra></extra>"
+    x = f"<br>{escaped(panel.x)}: %{{x:.4~g}}" if panel.x else ""
+    return f"{head}{x}<br>{escaped(panel.y)}: %{{y:.4g}}<extra></extra>"
 
 
 def _faint(colour: str, share: float) -> str:
@@ -320,7 +294,7 @@ def _faint(colour: str, share: float) -> str:
     return f"rgba({red}, {green}, {blue}, {share})"
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape text, which plotly.js would otherwise take for its own little HTML."""
     return escape(text, quote=False).replace("\n", "<br>")
 

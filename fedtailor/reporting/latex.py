@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedtailor._common.text import visible
+from fedtailor.data.own_data import data_in_words
 from fedtailor.reporting.column_names import METRIC
 from fedtailor.reporting.table_columns import Column, columns, shown_in
 from fedtailor.studies.captions import about_columns, sentences
@@ -46,7 +47,8 @@ _ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030b\u030c\u0327"
 def latex(summary: Summary, chosen: Sequence[str] | None = None) -> str:
     """One or more table environments; they need `\\usepackage{booktabs}`."""
     parts = list(_parts(summary, columns(summary, chosen)))
-    stem = re.sub(r"[^a-z0-9]+", "-", summary.lines[0].results[0].experiment.data.lower()).strip("-") or "table"
+    data = data_in_words(summary.lines[0].results[0].experiment.data).removeprefix("your ")
+    stem = re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-") or "table"
     labels = [f"tab:{stem}", *(f"tab:{stem}-{number}" for number in range(2, len(parts) + 1))]
     tables = []
     for part, label in zip(parts, labels, strict=True):

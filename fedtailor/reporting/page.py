@@ -15,9 +15,9 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, write_atomically
 from fedtailor._common.text import human_bytes, human_time
 from fedtailor._common.toml import write_toml
+from fedtailor.data.own_data import data_in_words
 from fedtailor.engines.result import RunResult
 from fedtailor.experiment.participation import Participation
-from fedtailor.methods import method_title
 from fedtailor.reporting import figures as general
 from fedtailor.reporting.client_tables import clients_html
 from fedtailor.reporting.conclusion import conclusion
@@ -90,9 +90,11 @@ def _notes(runs: Runs) -> Iterator[str]:
     for result in runs.unfinished:
         done, asked = len(result.rounds), result.experiment.rounds
         what = "it has nothing to show yet" if result in runs.begun else "its metrics are of the rounds until then"
-        yield f"{result.path or result.experiment.method} is not finished ({done} of {asked} rounds): {what}."
+        yield f"{result.path or result.method} is not finished ({done} of {asked} rounds): {what}."
     for path, why in runs.broken.items():
         yield f"{path} is left out, as it is broken: {why}"
+    for title, why in runs.failed.items():
+        yield f"{title} came to no end: {why}"
 
 
 # --- words ---
@@ -100,15 +102,10 @@ def _notes(runs: Runs) -> Iterator[str]:
 
 def heading(summary: Summary) -> str:
     titles = [line.label for line in summary.lines]
-    data = _data(summary)
+    data = summary.lines[0].results[0].data_title
     if len(titles) > 4:
         return f"{len(titles)} methods on {data}"
     return f"{', '.join(titles[:-1])}{' and ' if len(titles) > 1 else ''}{titles[-1]} on {data}"
-
-
-def _data(summary: Summary) -> str:
-    name = summary.lines[0].results[0].experiment.data
-    return "own data" if name.startswith("object:") else name
 
 
 def in_words(summary: Summary) -> str:
@@ -116,14 +113,15 @@ def in_words(summary: Summary) -> str:
     result = summary.lines[0].results[0]
     experiment, partition = result.experiment, result.partition
     total, classes, new = sum(partition["n_train"]), len(partition["classes"]), len(partition["new"])
-    what = f"{classes} classes" if classes else "numbers to predict"
+    what = f"{total:,} training samples of {data_in_words(experiment.data)} "
+    what += f"({classes} classes)" if classes else "(numbers to predict)"
     held_out = f", {new} of them new" if new else ""
     if (attack := _common(summary, "attack")) and result.hostile:
         held_out += f", {len(result.hostile)} of them hostile ({attack.partition(',')[0]})"
     protocol = experiment.evaluation
     tuned = {line.results[0].experiment.evaluation.fine_tune for line in summary.lines}
     sentences = [
-        f"{total:,} training samples of {_data(summary)} ({what}) at {_counted(len(result.names), 'client')}{held_out}",
+        f"{what} at {_counted(len(result.names), 'client')}{held_out}",
         f"partition: {partition_in_words(result)}",
         _participation(experiment.participation, _common(summary, "rounds")),
         _local_work(summary),
@@ -332,9 +330,7 @@ def _slider(figure: Figure) -> str:
 def _runs(report: Report) -> str:
     """Every run, and the complete settings of the first."""
     results = [*report.runs.results, *report.runs.begun]
-    rows = "".join(
-        f'<tr><th scope="row">{escape(method_title(r.experiment.method))}</th>{_cells(_run(r))}</tr>' for r in results
-    )
+    rows = "".join(f'<tr><th scope="row">{escape(r.method_title)}</th>{_cells(_run(r))}</tr>' for r in results)
     first = results[0]
     heads = ("method", "seed", "rounds", escape(first.metric.title), "bytes", "time", "directory")
     return f"""<section id="runs">
@@ -343,7 +339,7 @@ def _runs(report: Report) -> str:
 <thead><tr>{"".join(f'<th scope="col">{head}</th>' for head in heads)}</tr></thead>
 <tbody>{rows}</tbody>
 </table></div>
-<details><summary>All settings of {escape(str(first.path or first.experiment.method))}</summary>
+<details><summary>All settings of {escape(str(first.path or first.method))}</summary>
 <pre>{escape(write_toml(first.experiment.model_dump()))}</pre></details>
 </section>"""
 

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from fedtailor._common.text import plain_table, visible
+from fedtailor.methods import command_title
 from fedtailor.reporting.client_tables import as_text
 from fedtailor.server.records import Plain
 from fedtailor.studies.trials import Tuned
@@ -31,7 +32,8 @@ def in_lines(tuned: Tuned, width: int) -> list[str]:
     counts = ", ".join(f"{tuned.count(state)} {state}" for state in STATES)
     text = tuned.metric.text
     values = f"{tuned.metric.shown(tuned.validation)} on validation data, {text(tuned.before)} before"
-    said = f"{tuned.method}: {settings_in_words(tuned.settings) or 'no settings'} ({values}; trials: {counts})"
+    settings = settings_in_words(tuned.settings) or "no settings"
+    said = f"{command_title(tuned.method)}: {settings} ({values}; trials: {counts})"
     return wrap(said, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
@@ -57,7 +59,7 @@ def _row(tuned: Tuned) -> list[str]:
     found = settings_in_words(tuned.settings) if tuned.chosen else "none: all trials failed"
     values = (tuned.metric.text(value) for value in (tuned.validation, tuned.before))
     counts = (str(tuned.count(state)) for state in STATES)
-    return [visible(tuned.method), visible(found), *values, *counts, _test(tuned)]
+    return [visible(command_title(tuned.method)), visible(found), *values, *counts, _test(tuned)]
 
 
 def _test(tuned: Tuned) -> str:

@@ -215,12 +215,17 @@ class RunDirectory:
         return read_sealed(path, Setup.from_json) if path.exists() else None
 
     def check(self, data: FederatedData, network: str, hostile: Sequence[int] = ()) -> None:
-        """Refuse to go on with other data, from another first vector (`network` is its checksum), with other hostile
-        clients, or without the checkpoint, of which the first comes before the first record."""
+        """Refuse to go on with another beginning, or without the checkpoint, of which the first comes before the first
+        record."""
         manifest, rounds = self.path / "checkpoint" / "manifest.json", self.path / "rounds.jsonl"
         if not manifest.exists() and rounds.exists() and rounds.stat().st_size:
             raise damaged(manifest, "it is missing")
-        recorded, _ = self.partition(), self.setup()  # which is read to notice if it is damaged
+        self.setup()  # to notice if it is damaged
+        self.check_beginning(data, network, hostile)
+
+    def check_beginning(self, data: FederatedData, network: str, hostile: Sequence[int] = ()) -> None:
+        """Refuse other data, another first vector (`network` is its checksum), or other hostile clients."""
+        recorded = self.partition()
         if recorded.network != network:
             raise FedtailorError(f"The network is not the one of the run in {self.path}: it cannot go on with it.")
         found = Partition.from_plain({**describe(data, hostile), "network": network})

@@ -32,6 +32,7 @@ class Setup(Record):
     layers: list[Layer]
     notes: list[str] = field(default_factory=list)  # on pretrained weights and adapters
     method: str
+    title: str = ""  # of the method, if it is a class of the user's own
     uploads: dict[str, str]  # what the server sees of each
     numbers: Count | None = None
     bytes: Count | None = None
@@ -48,7 +49,7 @@ class Setup(Record):
         return [
             f"Network {self.network}: {'; '.join(parts)}.",
             *self.notes,
-            f"{self.method}: a client uploads {leaves or 'nothing'}{size}.",
+            f"{self.title or self.method}: a client uploads {leaves or 'nothing'}{size}.",
         ]
 
     def _part(self, part: Part) -> str:

@@ -21,8 +21,9 @@ from pydantic import Field
 
 from fedtailor._common.errors import FedtailorError, shown, unknown
 from fedtailor._common.files import Count, make_directory, read_bytes, read_sealed, seal, write_atomically
-from fedtailor._common.toml import write_toml
-from fedtailor.engines.preparation import Prepared
+from fedtailor._common.imports import GIVEN
+from fedtailor.engines.own_code import named_code
+from fedtailor.engines.preparation import Objects, Prepared
 from fedtailor.engines.result import RunResult
 from fedtailor.engines.runs import OnRound, OnStart, PreparedRuns
 from fedtailor.engines.trackers import OpenRun, Track, Tracking
@@ -41,7 +42,7 @@ from fedtailor.methods import find_method, method_class
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import Plain, Record
 from fedtailor.server.run_directory import RunDirectory
-from fedtailor.studies.runner import done, perform, run_name
+from fedtailor.studies.runner import again, done, is_begun, keep_data, noted_toml, perform, run_name
 from fedtailor.studies.summary import Summary, summarize
 from fedtailor.training.metrics import AUTO, METRICS
 
@@ -207,19 +208,25 @@ def check_varied(name: str, parameters: set[str], who: str = "The grid") -> None
 def check_place(out: Path) -> None:
     """Refuse a directory with something else in it than a comparison that was killed before its question was written
     down."""
-    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {f"{FILE}.tmp", TUNED}):
+    if not is_begun(out, {f"{FILE}.tmp", TUNED}):
         raise FedtailorError(f"{out} exists already and is not a comparison: choose another --out.")
 
 
 class Comparing:
     """A comparison at work in its directory: new, one that was begun there, or an extension of that."""
 
-    def __init__(self, comparison: Comparison, out: Path, track: Track | Tracking | None = None) -> None:
-        self.comparison, self.out = comparison, out
+    def __init__(
+        self,
+        comparison: Comparison,
+        out: Path,
+        track: Track | Tracking | None = None,
+        objects: Objects | None = None,
+    ) -> None:
+        self.comparison, self.out, self.objects = comparison, out, objects or Objects()
         self.tracking = Tracking(comparison.settings["track"] if track is None else track)
         self.runs = comparison.runs()
         self.failed: dict[str, str] = {}  # by title: why a run came to no end
-        self._prepared = PreparedRuns()
+        self._prepared = PreparedRuns(self.objects)
         self._check_directory()
 
     def _check_directory(self) -> None:
@@ -273,11 +280,21 @@ class Comparing:
             prepared.terms.metric.check_target(self.comparison.target)
             if look:
                 look(prepared)
+        if todo or self.objects.given:
+            self._check_first()
         make_directory(self.out)
+        keep_data(self.comparison.settings, self.objects)
         directories = {title: str(self.path(title).relative_to(self.out)) for title in self.runs}
         runs = {title: {"directory": directories[title], "rounds": run.rounds} for title, run in self.runs.items()}
-        write_atomically(self.out / FILE, write_toml(self.comparison.written()))
+        write_atomically(self.out / FILE, noted_toml(self.comparison.written(), self.runs.values()))
         write_atomically(self.out / RUNS, seal({"runs": runs}, pretty=True))
+
+    def _check_first(self) -> None:
+        """Refuse to go on with other data or another network of the user's own than the first run has that is there."""
+        there = (title for title in self.runs if (self.path(title) / "experiment.toml").is_file())
+        if (first := next(there, None)) is not None and (self.objects.given or named_code(self.runs[first])):
+            prepared = self._prepared.prepare(self.runs[first])
+            RunDirectory(self.path(first)).check_beginning(prepared.data, prepared.terms.fingerprint, prepared.hostile)
 
     def run(self, title: str, on_round: OnRound | None, on_start: OnStart) -> RunResult | None:
         """Do one run, or what is left of it. Return None for a run that fails after it began: the others go on."""
@@ -290,7 +307,9 @@ class Comparing:
 
         try:
             run, prepare = self.runs[title], self._prepared.prepare
-            return perform(run, self.path(title), prepare, on_round, start, tracking=self.tracking)
+            return perform(
+                run, self.path(title), prepare, on_round, start, tracking=self.tracking, objects=self.objects
+            )
         except FedtailorError as error:
             if not begun:
                 raise
@@ -303,7 +322,8 @@ class Comparing:
 
     def finish(self) -> Summary:
         """Summarize all runs that came to their end."""
-        results = [result for title in self.runs if (result := done(self.path(title))) is not None]
+        found = (done(self.path(title), given=again(run, self.objects)) for title, run in self.runs.items())
+        results = [result for result in found if result is not None]
         if not results:
             raise FedtailorError(f"No run came to its end: {next(iter(self.failed.values()), 'none was begun.')}")
         return summarize(results, self.comparison.target, self.comparison.tuned)
@@ -322,6 +342,7 @@ class Progress:
     summary: Summary | None  # None: no run is finished
     unfinished: dict[str, tuple[int, int]]  # rounds that are done, of those that were asked for
     failed: dict[str, str]  # why some of these came to no end, as the last `compare` said
+    only_in_python: bool = False  # it names objects that no import finds
 
 
 def read_comparison(path: Path) -> Progress:
@@ -339,7 +360,9 @@ def read_comparison(path: Path) -> Progress:
             unfinished[title] = (len(RunDirectory(directory).rounds()) if begun else 0, rounds)
     summary = summarize(finished, _target(asked.get("target"), AUTO), tuned) if finished else None
     reasons = _reasons(path / RESULT)
-    return Progress(summary, unfinished, {title: reasons[title] for title in unfinished if title in reasons})
+    named = [one for _, value in flat(asked) for one in (value if isinstance(value, list) else [value])]
+    python = any(isinstance(one, str) and one.startswith(GIVEN) for one in named)
+    return Progress(summary, unfinished, {title: reasons[title] for title in unfinished if title in reasons}, python)
 
 
 def _reasons(path: Path) -> dict[str, str]:

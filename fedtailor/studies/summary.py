@@ -14,7 +14,6 @@ from typing import Any
 from fedtailor._common.errors import FedtailorError
 from fedtailor.engines.result import RunResult
 from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
-from fedtailor.methods import method_title
 from fedtailor.server.records import Plain
 from fedtailor.studies.captions import sentences
 from fedtailor.studies.measures import (
@@ -170,7 +169,7 @@ def summarize(results: Sequence[RunResult], target: float | None = None, tuned: 
         target = None if worst is None else metric.easier(worst)
     groups = _groups(results)
     varied = zip(groups, _varied(groups), _titles(groups, tuned is not None), strict=True)
-    names = _names({group[0].experiment.method for group in groups})
+    names = _names({group[0].experiment.method: group[0].method_title for group in groups})
     lines = [_line(group, settings, named, names, target or None) for group, settings, named in varied]
     lines, base = _with_gains(_with_choice(lines))
     lines = _with_significance(_with_speed_up(_ranked(lines)))
@@ -221,9 +220,8 @@ def _titles(groups: Sequence[Sequence[RunResult]], tuned: bool) -> list[Plain]:
     return titles
 
 
-def _names(methods: Iterable[str]) -> dict[str, str]:
-    """Write the methods' names as their papers do; classes of the same name keep their modules."""
-    names = {method: method_title(method) for method in methods}
+def _names(names: dict[str, str]) -> dict[str, str]:
+    """Keep the titles of methods that differ; classes of the same title are named by their modules."""
     written = list(names.values())
     return {method: name if written.count(name) == 1 else method for method, name in names.items()}
 
@@ -363,12 +361,11 @@ def _with_significance(lines: list[Line]) -> list[Line]:
 
 
 def _title(results: Sequence[RunResult]) -> str:
-    experiment = results[0].experiment
     rounds = sorted({result.experiment.rounds for result in results})
     seeds = sorted({result.experiment.seed for result in results})
     shown = ", ".join(map(str, seeds))
     return (
-        f"{experiment.data}, {len(results[0].names)} clients, {' or '.join(map(str, rounds))} rounds, "
+        f"{results[0].clients_title}, {' or '.join(map(str, rounds))} rounds, "
         f"seed{'s' if len(seeds) > 1 else ''} {shown}"
     )
 

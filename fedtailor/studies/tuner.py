@@ -32,7 +32,7 @@ from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
 from fedtailor.studies.measures import validation_score
 from fedtailor.studies.ranges import check_only, search_ranges
-from fedtailor.studies.runner import OnRoundOf, perform, run_name, told
+from fedtailor.studies.runner import OnRoundOf, is_begun, keep_data, noted_toml, perform, run_name, told
 from fedtailor.studies.trials import Budget, Trial, Trials, Tuned, check_installed, propose
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY
@@ -57,11 +57,12 @@ class Tuner:
         check_installed()
         self.comparison, self.budget, self.out = comparison, budget, out
         self.tracking = Tracking(comparison.settings["track"] if track is None else track)
+        self.objects = objects or Objects()
         _check_question(comparison, ranges or {})
         self.ranges = {method: search_ranges(method, ranges, only) for method in comparison.methods}
         check_only(only or (), self.ranges)
         self._check_ends()
-        self._prepared = {seed: PreparedRuns(objects or Objects()) for seed in comparison.seeds}
+        self._prepared = {seed: PreparedRuns(self.objects) for seed in comparison.seeds}
         self.metric = ACCURACY  # until the data are known
         self._check_directory()
         self.trials = {method: self._recorded(method) for method in comparison.methods}
@@ -96,12 +97,15 @@ class Tuner:
         budget = {"trials": self.budget.trials, "seconds": self.budget.seconds}
         return {**budget, **self.comparison.written(), "ranges": ranges}
 
+    def _noted(self, written: Settings) -> str:
+        return noted_toml(written, self.comparison.runs().values())
+
     def _check_directory(self) -> None:
         """Refuse a directory of something else, or of trials under other settings."""
         if self.out is None:
             return
         if not (self.out / FILE).is_file():
-            if self.out.exists() and (not self.out.is_dir() or {p.name for p in self.out.iterdir()} - {f"{FILE}.tmp"}):
+            if not is_begun(self.out, {f"{FILE}.tmp"}):
                 raise FedtailorError(f"{self.out} exists already and is not a tuning: choose another --out.")
             return
         before, now = read_experiment(self.out / FILE), parse_toml(write_toml(self.written()))
@@ -127,7 +131,8 @@ class Tuner:
                     look(prepared)
         if self.out is not None:
             make_directory(self.out / "trials")
-            write_atomically(self.out / FILE, write_toml(self.written()))
+            keep_data(self.comparison.settings, self.objects)
+            write_atomically(self.out / FILE, self._noted(self.written()))
 
     # --- the trials ---
 
@@ -255,7 +260,9 @@ class Tuner:
                 results.append(run_prepared(experiment, prepare(experiment), None, tell, on_start, self.tracking))
             else:
                 path = self.out / "runs" / run_name(experiment)
-                results.append(perform(experiment, path, prepare, tell, on_start, tracking=self.tracking))
+                results.append(
+                    perform(experiment, path, prepare, tell, on_start, tracking=self.tracking, objects=self.objects)
+                )
         return replace(tuned, results=tuple(results))
 
     def write(self) -> Comparison:
@@ -266,7 +273,7 @@ class Tuner:
         tuned = replace(self.comparison, methods=tuple(methods), parameters=parameters, own=own)
         tuned = self.apply(tuned if methods else self.comparison)
         if self.out is not None:
-            write_atomically(self.out / CHOSEN, write_toml(tuned.written()))
+            write_atomically(self.out / CHOSEN, self._noted(tuned.written()))
         return tuned
 
 

@@ -7,6 +7,7 @@ head lie the tensors that a method trains beside the network.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -255,7 +256,7 @@ class Network:
         if head is None:
             return None
         if (cut := self._cut()) is not None:
-            return cast(Tensor, cast(nn.Sequential, self.module)[:cut](x))
+            return cast(Tensor, self._layers(slice(cut))(x))
         caught: list[Tensor] = []
         hook = head.register_forward_pre_hook(lambda _, inputs: caught.extend(inputs))
         try:
@@ -276,7 +277,7 @@ class Network:
     def head_module(self) -> nn.Module | None:
         """Return the head as a module that takes the features; None if no submodule is the head and nothing else."""
         if (cut := self._cut()) is not None:
-            return cast(nn.Sequential, self.module)[cut:]
+            return self._layers(slice(cut, None))
         pieces = zip(*(name.split(".") for name in self.head_names), strict=False)
         shared = [piece[0] for piece in takewhile(lambda piece: len(set(piece)) == 1, pieces)]
         within = [name for name in self.layout.layers if name.split(".")[: len(shared)] == shared]
@@ -289,9 +290,14 @@ class Network:
         shapes = [*layout.head_shapes.values()]
         return [type(leaf) for leaf in leaves] == [nn.Linear] and shapes[0] == (layout.n_outputs, layout.n_features)
 
+    def _layers(self, which: slice) -> nn.Sequential:
+        """Take some layers of a Sequential. A class of somebody's need not be made of layers, so it is not sliced."""
+        return nn.Sequential(OrderedDict(list(self.module._modules.items())[which]))  # type: ignore[arg-type]
+
     def _cut(self) -> int | None:
-        """Find the cut of a Sequential: the index of its first child with a layer of the head."""
-        if not isinstance(self.module, nn.Sequential) or not self.head_names:
+        """Find the cut of a Sequential: the index of its first child with a layer of the head. One with a forward of
+        its own is any other network."""
+        if type(self.module).forward is not nn.Sequential.forward or not self.head_names:
             return None
         children = [name for name, _ in self.module.named_children()]
         cut = min(children.index(name.split(".")[0]) for name in self.head_names)

@@ -58,7 +58,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert code is None or isinstance(code, int)
         out, err = capsys.readouterr()
         setup = re.match(
-            r"(Network .+; head .+\.\n((The|These|Weights:|LoRA:) .+\.\n)*)?(\S+: a client uploads .+\.\n)*", out
+            r"(Network .+; head .+\.\n((The|These|Weights:|LoRA:) .+\.\n)*)?(.+: a client uploads .+\.\n)*", out
         )
         assert setup is not None
         progress = tuple(line.rstrip("\n") for line in PROGRESS.findall(err))

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,10 @@ class TestCompare:
         assert "Recorded in comparisons/digits-1: table.txt, .md, .tex, .csv, clients.csv, result.json, runs\n" in text
         assert "digits, 4 clients, 3 rounds, seeds 0, 1" in text
         assert set(os.listdir("comparisons/digits-1")) == FILES
+        *_, said, recorded = text.splitlines()
+        assert recorded.startswith("Recorded in ")
+        assert re.fullmatch(r"\w+ has the highest accuracy, [\d.]+ %; .+ \(a mean over 2 seeds\)\. .+\.", said)
+        assert done(call("show", "comparisons/digits-1")).splitlines()[-1] == said
         assert len(os.listdir("comparisons/digits-1/runs")) == 6
         record = json.loads(Path("comparisons/digits-1/result.json").read_text())
         for line in record["lines"]:

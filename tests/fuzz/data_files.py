@@ -34,7 +34,8 @@ from safetensors.torch import save
 from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.options import parse_assignments
 from fedtailor.cli.run import _experiments
-from fedtailor.data import federate, load
+from fedtailor.data import federate, from_list, load, own_data
+from fedtailor.data.table import Purpose, from_columns
 from fedtailor.engines.own_code import written_parameters
 from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_experiment
 from fedtailor.methods import CATALOGUE, find_method
@@ -247,6 +248,33 @@ def medmnist(rng: random.Random, folder: Path) -> None:
         named[f"{part}_labels"] = odd_array(rng, np.arange(6).reshape(6, 1) % rng.choice((2, 6)))
     write(folder, {"organamnist.npz": zipped(rng, arrays(rng, named))})
     use(rng.choice(("organamnist", "organamnist.npz")), folder)
+
+
+@cache
+def own_files() -> list[dict[str, Any]]:
+    """The arrays of data that were objects: of a list of clients, and of a table."""
+    clients = {name: (np.arange(30.0).reshape(10, 3), np.arange(10) % 2) for name in ("b", "a")}
+    frame = {"age": [*range(9), float("nan")], "ward": ["n", "s"] * 5, "label": ["ill", "well"] * 5}
+    made = from_columns("table", {n: np.array(v) for n, v in frame.items()}, {}, Purpose(), "The table")
+    several = {name: ((x, x[:, 0] > 3), y) for name, (x, y) in clients.items()}
+    return [own_data._arrays(data) for data in (from_list(clients), from_list(several), made)]
+
+
+def own(rng: random.Random, folder: Path) -> None:
+    named = {name: odd_array(rng, array) for name, array in rng.choice(own_files()).items()}
+    about = named[own_data.ABOUT].tobytes()
+    if rng.random() < 0.5 and about.startswith(b"{"):
+        known = json.loads(about)
+        known[rng.choice(sorted(known))] = rng.choice((*JSON, {}, ["a", "b"], ["a"] * 30, -1))
+        about = json.dumps(known).encode()
+    about = mutated(rng, about) if rng.random() < 0.2 else about
+    named[own_data.ABOUT] = np.frombuffer(about, np.uint8)
+    try:
+        name = own_data._name(named) if rng.random() < 0.95 else "own-data-0123456789abcdef.npz"
+    except ValueError:  # of arrays that have no plain bytes
+        name = "own-data-0123456789abcdef.npz"
+    write(folder, {name: zipped(rng, arrays(rng, named))})
+    use(name, folder, labelled=rng.random() < 0.8)
 
 
 CELLS = (
@@ -550,6 +578,7 @@ def python_parameters(rng: random.Random, folder: Path) -> None:
 
 READERS: dict[str, Callable[[random.Random, Path], None]] = {
     "npz": npz,
+    "own data": own,
     "medmnist": medmnist,
     "csv": table,
     "images": images,

@@ -603,5 +603,18 @@ FAULTS = [
     Fault("all lines of a grid stand in the clients' table", "fedtailor/studies/client_results.py",
           "return self.ranked_lines or tuple(", "return tuple(",
           "tests/studies/test_clients.py::test_of_a_grid_readers_see_the_chosen_line_of_each_method"),
+    # --- Objects of the user's own ---
+    Fault("a file of data is read under any name", "fedtailor/data/own_data.py",
+          "if path.name != _name(arrays):", "if False:",
+          "tests/data/test_own_data.py::test_a_file_that_was_changed_or_renamed_is_refused"),
+    Fault("data's code runs without trust", "fedtailor/engines/own_code.py",
+          "not data_names_code(name, experiment.data_dir)", "True",
+          "tests/data/test_data_by_code.py::test_by_name_and_as_an_object_it_is_the_data[clients-settings0]"),
+    Fault("a finished run stays beside others of another network", "fedtailor/studies/comparison.py",
+          "if todo or self.objects.given:", "if False:",
+          "tests/studies/test_own_objects.py::test_another_network_of_the_same_name_is_refused[a class-True]"),
+    Fault("a name stands for an object that is not the one it finds", "fedtailor/_common/imports.py",
+          "if found is thing else", "if found is not None else",
+          "tests/test_own_code.py::test_a_class_that_was_defined_anew_is_not_the_old_one"),
 ]
 # fmt: on

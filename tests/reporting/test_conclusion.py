@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedtailor.reporting.conclusion import conclusion
+from fedtailor.reporting.conclusion import conclusion, verdict
 from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.page import html, prepare
 from fedtailor.studies.captions import sentences
@@ -47,6 +47,16 @@ def test_who_is_best_what_is_significant_what_it_costs_and_who_loses(tmp_path: P
     assert costs.startswith("Ditto sends 150 B in all")
     assert costs.endswith("; no other method that sends anything sends less")
     assert harm == "1 of 12 clients does worse with Ditto than with Local."
+
+
+def test_the_verdict_is_its_beginning(tmp_path: Path) -> None:
+    summary = runs(tmp_path, local=TWELVE, ditto=worse(-0.1), fedavg=worse(0.2))
+    assert verdict(summary) == (
+        "Ditto has the highest accuracy, 65.50 %; Local is next with 55.50 % "
+        "(with one seed: another may turn out otherwise). "
+        "Ditto is significantly better than all others (p < 0.05)."
+    )
+    assert conclusion(summary).startswith(f"{verdict(summary)} Ditto sends ")
 
 
 def test_it_stands_at_the_head_of_the_page(tmp_path: Path) -> None:

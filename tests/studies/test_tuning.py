@@ -1,6 +1,8 @@
 """Tuning: what is chosen and by what, when trials end, and how it goes on."""
 
+import os
 import re
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.trials import Budget, Trial
 from fedtailor.studies.tuner import LATE, WORSE, Tuner
 from tests.helpers import Quadratic, mean_output
-from tests.killing import killed_while_writing
+from tests.killing import in_a_process, killed_while_writing
 
 SMALL: dict[str, Any] = {
     **{"clients": 4, "rounds": 4, "epochs": 1, "model": "mlp:16", "engine": "in-process"},
@@ -376,9 +378,30 @@ class TestOutcome:
         with pytest.raises(FedtailorError, match="is a comparison whose settings were not tuned"):
             ft.compare(["local"], seeds=[0], tune=2, out=tmp_path / "a", **SMALL)
 
-    def test_objects_are_not_recorded(self, tmp_path: Path) -> None:
-        with pytest.raises(FedtailorError, match="needs names for data, model, loss and metric"):
-            tune_quadratic(out=tmp_path / "a")
+    def test_objects_are_recorded_and_gone_on_with(self, tmp_path: Path) -> None:
+        """Of six trials four are there when it is killed."""
+        whole, asked = tmp_path / "whole", {"trials": 6, "ranges": {"lr": "0.1|0.5|1.2"}}
+        seen: list[int] = []
+
+        def die(method: str, trial: Trial) -> None:
+            seen.append(1)
+            if len(seen) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        expected = tune_quadratic(out=whole, **asked)["fedavg"]
+        in_a_process(lambda: tune_quadratic(out=tmp_path / "here", on_trial=die, **asked), -signal.SIGKILL)
+        found = tune_quadratic(out=tmp_path / "here", **asked, on_trial=lambda method, trial: seen.append(1))["fedavg"]
+        assert len(seen) == 2
+        assert [replace(t, seconds=0.0) for t in found.trials] == [replace(t, seconds=0.0) for t in expected.trials]
+        assert found.results[0].loss == expected.results[0].loss == tune_quadratic(**asked)["fedavg"].results[0].loss
+        assert len(list(whole.glob("own-data-*.npz"))) == 1
+        for name in ("tuning.toml", "tuned.toml"):
+            first = (whole / name).read_text().splitlines()[0]
+            assert first.endswith("by the same call: no import finds the model object:Quadratic.")
+        with pytest.raises(
+            FedtailorError, match=r"another tuning, where data is own-data-\w+.npz and not own-data-\w+"
+        ):
+            tune_quadratic(out=whole, data=quadratic()[:2], **asked)
 
     def test_without_optuna_it_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "optuna", None)

@@ -133,6 +133,30 @@ def test_features_and_head_make_the_network() -> None:
         assert torch.equal(network.head_module()(features), network(x))
 
 
+class Layers(nn.Sequential):
+    """Made with no arguments, as `nn.Sequential` itself is not when it is sliced."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+class Twice(Layers):
+    """Goes through its body twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[2](self[1](self[0](x)) + self[1](self[0](x)))
+
+
+@pytest.mark.parametrize("kind", [Layers, Twice])
+def test_a_sequential_of_ones_own_is_cut_where_it_is_what_its_layers_are(kind: type[Layers]) -> None:
+    network, x = Network(kind()), torch.rand(6, 4)
+    network.module.eval()
+    features = network.features(x)
+    assert features is not None
+    assert torch.equal(network.module[2](features), network(x))
+    assert torch.equal(network.head_module()(features), network(x))
+
+
 def test_a_network_that_goes_on_behind_its_head_has_no_features() -> None:
     """log_softmax behind the head: the head alone would not be the network."""
     assert frozen_features(Network(Named(True), "classifier"), torch.rand(6, 4)) is None
