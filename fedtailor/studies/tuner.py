@@ -124,8 +124,9 @@ class Tuner:
                 if look:
                     look(prepared)
         if self.out is not None:
+            make_directory(self.out)
+            write_atomically(self.out / FILE, write_toml(self.written()))  # first: it makes the directory a tuning
             make_directory(self.out / "trials")
-            write_atomically(self.out / FILE, write_toml(self.written()))
 
     # --- the trials ---
 
