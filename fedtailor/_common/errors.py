@@ -1,5 +1,6 @@
 """The errors that are the user's to mend: one sentence that says what is wrong and what to do. Warnings, too."""
 
+import errno
 import os
 import re
 import sys
@@ -44,7 +45,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
 
 def brief(error: BaseException) -> str:
     """A foreign error in one line: its kind and the first sentence of what it says, without the full stop."""
-    said = re.split(r"\n|\.\s+(?=[A-Z])", str(error).strip())[0].rstrip(".")
+    text = re.sub(r"^\[enforce fail at \S+\] .*?\. ", "", str(error).strip())  # where PyTorch's source says so
+    said = re.split(r"\n|\.\s+(?=[A-Z])", text)[0].rstrip(".")
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
@@ -100,6 +102,13 @@ def explained(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{brief(error)}{where}"
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Find out whether an error says that there is not enough memory; PyTorch's have no class of their own."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or bool(re.search("can't allocate memory|out of memory", str(error)))
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError, brief, lacks_memory
 from fedtailor._common.version import __version__
 from fedtailor.cli.completion import mend_bash_words
 from fedtailor.cli.help import print_help
@@ -214,7 +214,15 @@ def main() -> None:
         app()
     except FedtailorError as error:
         _refuse(str(error))
-    except OSError as error:  # a file that may not be read, a disk that is full
+    except Exception as error:
+        if lacks_memory(error):
+            _refuse(
+                f"There is not enough memory ({brief(error)}): take a smaller model or batch, fewer --workers, or "
+                "--states disk, and go on with `fedtailor resume` if the run had begun."
+            )
+        if not isinstance(error, OSError):
+            raise
+        # A file that may not be read, a disk that is full.
         _refuse(": ".join(str(part) for part in (error.filename, error.strerror or error) if part) + ".")
 
 

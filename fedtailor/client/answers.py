@@ -9,9 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
-
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError, lacks_memory
 from fedtailor.client.sites import Sites
 from fedtailor.messages import EvaluateShared, Metrics, NotFinite, Reply, Train
 from fedtailor.messages.letters import FaultError, Letter, as_answer, as_request, fault_letter, read_letter
@@ -104,6 +102,6 @@ def _kind(error: BaseException | None, otherwise: str = "work") -> str:
         return "state"
     if isinstance(error, NotFinite):
         return "numbers"
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if lacks_memory(error):
         return "memory"
     return otherwise

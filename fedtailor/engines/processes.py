@@ -85,7 +85,13 @@ class Processes(Workers[Worker]):
 
     def _hire(self) -> None:
         while len(self._all) < self.workers:
-            self._all.append(Worker(self._sites, self._all))
+            try:
+                self._all.append(Worker(self._sites, self._all))
+            except OSError as error:  # a limit of processes, or of memory (ulimit)
+                raise FedtailorError(
+                    f"A worker process cannot be started ({error.strerror}; each needs {2 * SHEET / 1e9:.0f} GB of "
+                    "address space): use fewer --workers, or --engine in-process."
+                ) from error
             self._idle.append(self._all[-1])
 
     def _wait(self, seconds: float) -> list[Worker]:
@@ -103,19 +109,17 @@ def _work(
     for other in not_its_own:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # its parent is gone
+        while True:
             request, message, state = pipe.recv()
-        except EOFError:
-            return
-        reply, after = sites.work(replace(request, message=inbox.read(message)), dict(inbox.read(state)))
-        try:
-            upload, room = outbox.write(reply.upload)
-            places, _ = outbox.write(after, room)
-        except FedtailorError as error:  # more than fits
-            reply, upload, places = Reply(request.clients, error=str(error).rstrip(".")), [], []
-        failures, reply.upload = take_causes(reply), {}
-        pipe.send((reply, upload, places, failures))
+            reply, after = sites.work(replace(request, message=inbox.read(message)), dict(inbox.read(state)))
+            try:
+                upload, room = outbox.write(reply.upload)
+                places, _ = outbox.write(after, room)
+            except FedtailorError as error:  # more than fits
+                reply, upload, places = Reply(request.clients, error=str(error).rstrip(".")), [], []
+            failures, reply.upload = take_causes(reply), {}
+            pipe.send((reply, upload, places, failures))
 
 
 def _end_with(parent: int) -> None:

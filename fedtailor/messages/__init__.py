@@ -126,7 +126,12 @@ class NotFinite(ValueError):
 
 def frame(tensors: Message, **header: Any) -> bytes:
     """Pack named tensors and a header (round, sender, version …) as one safetensors file with a checksum."""
-    content = save(copied(tensors), {"fedtailor": json.dumps({**header, "checksum": BLANK})})
+    try:
+        content = save(copied(tensors), {"fedtailor": json.dumps({**header, "checksum": BLANK})})
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # which is no Exception: safetensors found no memory
+            raise MemoryError("no memory for a file") from None
+        raise
     return b"".join(_checked(memoryview(content), content.index(MARK) + len(MARK)))
 
 

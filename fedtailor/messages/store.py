@@ -7,7 +7,6 @@ durable, and `prune` removes what they replaced, once whoever counts on them has
 
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import (
     fsync_directory,
     fsync_file,
+    fsync_files,
     is_regular,
     make_directory,
     read_bytes,
@@ -24,8 +24,6 @@ from fedtailor._common.files import (
     writing,
 )
 from fedtailor.messages import NEVER, State, frame, unframe
-
-AT_ONCE = 16  # files on their way to the disk at a time: it writes them together, many times as fast as in turn
 
 
 class StateLost(FedtailorError):
@@ -156,8 +154,7 @@ class Store:
         if not self.on_disk:
             for number in changed:
                 self._write(number, self._memory[number], self.current[number])
-        with ThreadPoolExecutor(AT_ONCE) as at_once:
-            list(at_once.map(fsync_file, changed.values()))
+        fsync_files(list(changed.values()))
         with writing(self.directory):
             fsync_directory(self.directory)
 

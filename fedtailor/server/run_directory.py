@@ -52,6 +52,7 @@ from fedtailor._common.toml import write_toml
 from fedtailor._common.version import __version__
 from fedtailor.data import FederatedData
 from fedtailor.experiment import Experiment, deciding_settings, first_difference, make_experiment, read_experiment
+from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
 from fedtailor.server.setup import Setup
 from fedtailor.training.metrics import ACCURACY, LOSS, Metric
@@ -249,13 +250,13 @@ class RunDirectory:
 
     # --- what it has done ---
 
-    def rounds(self) -> list[RoundRecord]:
-        """Read the record of every round."""
-        return [record for record, _ in _lines(self.path / "rounds.jsonl", RoundRecord)]
+    def rounds(self, safe: int | None = None) -> list[RoundRecord]:
+        """Read the record of every round; `safe` is the one of the checkpoint of a run that is not finished."""
+        return [record for record, _ in _lines(self.path / "rounds.jsonl", RoundRecord, safe)]
 
-    def clients(self) -> Iterator[ClientsRecord]:
+    def clients(self, safe: int | None = None) -> Iterator[ClientsRecord]:
         """Read the clients' records one by one: those of many rounds together could fill the memory."""
-        return (record for record, _ in _lines(self.path / "clients.jsonl", ClientsRecord))
+        return (record for record, _ in _lines(self.path / "clients.jsonl", ClientsRecord, safe))
 
     def outcome(self) -> Outcome | None:
         """Read the number of rounds after which the run was finished; None if it was not yet."""
@@ -265,10 +266,14 @@ class RunDirectory:
     def records(self) -> tuple[Partition, list[RoundRecord], list[ClientsRecord]]:
         """Read everything, and refuse records that do not fit together."""
         partition, outcome, _ = self.partition(), self.outcome(), self.setup()
-        rounds = self.rounds()  # before the clients' records, of which a run at work always has as many
-        clients = list(self.clients())
+        saved = read_manifest(self.path / "checkpoint")
+        safe = saved.round if saved and outcome is None else None
+        rounds = self.rounds(safe)  # before the clients' records, of which a run at work always has as many
+        clients = list(self.clients(safe))
         if outcome is not None and len(rounds) < outcome.rounds:
             raise damaged(self.path / "rounds.jsonl", f"it has {len(rounds)} of {outcome.rounds} rounds")
+        if safe is not None and safe <= len(clients) < len(rounds):
+            raise _unsynced(self.path / "clients.jsonl", safe)
         if len(clients) < len(rounds):
             raise damaged(self.path / "clients.jsonl", f"it has {len(clients)} of {len(rounds)} rounds")
         known = len(partition.clients)
@@ -443,8 +448,9 @@ def plain(value: Any) -> Any:
     return finite(value)
 
 
-def _lines(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, Tail]]:
-    """The records of a file, and the file's tail behind each; a last line that a crash cut off is left out."""
+def _lines(path: Path, kind: type[AnyRecord], safe: int | None = None) -> Iterator[tuple[AnyRecord, Tail]]:
+    """The records of a file, and the file's tail behind each; a last line that a crash cut off is left out. Rounds
+    behind the `safe` one can be made again."""
     if not path.exists():
         return
     tail, number = Tail(), 0
@@ -459,5 +465,14 @@ def _lines(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, Tail]
                 if record.round != number:
                     raise ValueError(f"it is of round {record.round}")
             except ValueError as error:
-                raise damaged(path, error, number) from None
+                unsynced = safe is not None and number > safe
+                raise (_unsynced(path, safe) if unsynced else damaged(path, error, number)) from None
             yield record, tail
+
+
+def _unsynced(path: Path, round: int | None) -> FedtailorError:
+    """Make the error of records that were not on the disk itself yet: a power cut may leave any part of them."""
+    return FedtailorError(
+        f"{path} is damaged behind the checkpoint of round {round}, as after a power cut: `fedtailor resume "
+        f"{path.parent}` makes these rounds again."
+    )

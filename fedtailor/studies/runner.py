@@ -99,7 +99,13 @@ def done(path: Path, enough: Enough | None = None, given: Mapping[str, Any] | No
     """
     if not (path / "experiment.toml").is_file():
         return None
-    result, outcome = load(path, **(given or {})), RunDirectory(path).outcome()
+    outcome = RunDirectory(path).outcome()
+    try:
+        result = load(path, **(given or {}))
+    except FedtailorError:
+        if outcome is not None:
+            raise
+        return None  # a power cut may have left parts of records: going on makes them again, or says what is damaged
     if outcome is not None and (outcome.rounds == result.experiment.rounds or outcome.stopped):
         return result
     saved = read_manifest(path / "checkpoint")

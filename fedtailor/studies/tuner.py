@@ -130,9 +130,10 @@ class Tuner:
                 if look:
                     look(prepared)
         if self.out is not None:
-            make_directory(self.out / "trials")
+            make_directory(self.out)
             keep_data(self.comparison.settings, self.objects)
-            write_atomically(self.out / FILE, self._noted(self.written()))
+            write_atomically(self.out / FILE, self._noted(self.written()))  # first: it makes the directory a tuning
+            make_directory(self.out / "trials")
 
     # --- the trials ---
 
