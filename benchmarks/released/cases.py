@@ -78,6 +78,13 @@ OWN_COPY = {
          "= [p.detach().clone() for p in self.optimizer.step(self.local_params, self.device)]"),
     ]
 }  # fmt: skip
+WHOLE_MEAN = {  # a running mean that began at 0 is too small by this factor
+    f"{SERVERS}dbe.py": [
+        ("self.clients[cid].running_mean * w",
+         "self.clients[cid].running_mean / (1 - (1 - args.momentum) ** self.clients[cid].num_batches_tracked) * w"),
+    ]
+}  # fmt: skip
+BY_SIZE = {f"{SERVERS}ntd.py": [("def add_parameters(self, _,", "def plain_mean(self, _,")]}
 PLAIN_MEAN = {
     f"{SERVERS}base.py": [
         ("tot_samples += client.train_samples", "tot_samples += 1"),
@@ -114,13 +121,16 @@ TOWARDS = {"pfedgraph_cosine.py": [("loss2 = args.lam * torch.dot", "loss2 = -ar
 TRAININGS: dict[str, Case] = {
     "fedntd": Case(
         "PFLlib", PFLlib("FedNTD", "flcore.servers.serverntd:FedNTD"),
-        [Variant(PLAIN), flags("-bt", "1")],
+        [Variant(PLAIN), flags("-bt", "1"), repaired("mean by samples, as ours", BY_SIZE, "-bt", "1")],
         [("fedntd", {}), ("fedavg", {})],
     ),
     "feddbe": Case(
         "PFLlib", PFLlib("FedDBE", "flcore.servers.serverdbe:FedDBE", split=True),
-        [Variant(PLAIN), flags("-klw", "50"), flags("-klw", "50", "-mo", "1")],
-        [("feddbe", {}), ("fedavg", {})],
+        [
+            Variant(PLAIN), flags("-klw", "50"), repaired("the whole mean as r_g, as ours", WHOLE_MEAN, "-klw", "50"),
+            flags("-klw", "50", "-mo", "1"),
+        ],
+        [("feddbe", {"kappa": 0.0, "rounds": 11}), ("feddbe", {"rounds": 11}), ("feddbe", {"mu": 1.0, "rounds": 11})],
     ),
     "dnn": Case(
         "PFLlib", PFLlib("FedAvg", "flcore.servers.serveravg:FedAvg", split=True),
