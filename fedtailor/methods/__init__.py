@@ -25,6 +25,7 @@ from fedtailor.methods.fedbn import FedBN
 from fedtailor.methods.fedcac import FedCAC
 from fedtailor.methods.feddbe import FedDBE
 from fedtailor.methods.feddyn import FedDyn
+from fedtailor.methods.fedem import FedEM
 from fedtailor.methods.fedfomo import FedFomo
 from fedtailor.methods.fedlc import FedLC
 from fedtailor.methods.fednova import FedNova
@@ -62,7 +63,7 @@ METHODS = (
     *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
     *(FedProto, FedPAC, PFedFDA),  # means of each class
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, FedDBE, KNNPer),  # a personal model beside or from the global one
-    *(IFCA, CFL, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
+    *(IFCA, CFL, FedEM, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
 )
 CATALOGUE: dict[str, type[Method]] = {method.name: method for method in METHODS}
 

@@ -42,6 +42,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedproto", {}, 10 * 16 + 10, 10 * 16 + 10),  # a row a class, and whether it is known; and its weight
     ("pfedfda", {}, BODY + 10 * 16 + 16 * 16, BODY + 10 * 16 + 16 * 16),  # class means and a covariance
     ("knn-per", {}, ALL, ALL),
+    ("fedem", {"components": 2}, 2 * ALL, 2 * ALL),
     ("pfedsim", {}, ALL, ALL),
     ("pfedsim", {"warm_rounds": 0}, ALL, ALL),
     ("pfedgraph", {}, ALL, ALL),

@@ -219,6 +219,10 @@ FAULTS = [
     Fault("FedDBE's mean is pulled without its share of the batch", "fedtailor/methods/feddbe.py",
           "mean = present.detach()", "mean = batch.features.mean(0).detach()",
           "tests/methods/test_feddbe.py::test_follows_its_formulas"),
+    Fault("FedEM predicts with equal proportions", "fedtailor/methods/fedem.py", "pi = self.proportions(client, theta)",
+          "pi = self.equal(theta)", "tests/methods/test_fedem.py::test_a_prediction_is_the_mixture_of_probabilities"),
+    Fault("FedEM weighs no samples", "fedtailor/methods/fedem.py", "(weights * each_loss(", "(each_loss(",
+          "tests/methods/test_fedem.py::test_follows_its_formulas"),
     # --- Training ---
     Fault("momentum is forgotten from step to step", "fedtailor/training/optimizer.py",
           'moments["momentum"].mul_(settings.momentum)', 'moments["momentum"].mul_(0)',

@@ -31,7 +31,8 @@ from tests.sites.parts import Federation
 REFUSED = {"moon": "features", "pgfed": "training loss", "pgfedmo": "training loss", "pgfed-ce": "loss",
            "fedrod": "objective", "ifca": "loss", "fedfomo": "loss", "fedala": "objective", "fedlc": "objective",
            "fedntd": "outputs", "fedas": "features", "fedproto": "objective", "pfedfda": "features",
-           "fedpac": "features", "feddbe": "features", "cfl": "descents"}  # fmt: skip
+           "fedpac": "features", "feddbe": "features", "cfl": "descents",
+           "fedem": "outputs"}  # fmt: skip
 RUNNING: dict[str, ft.Method] = {name: method for name, method in all_methods().items() if name not in REFUSED}
 RUNNING |= {"lg-fedavg, cold": LGFedAvg(warm_rounds=1), "scaffold, option I": SCAFFOLD(full_gradient=True)}
 every_method = pytest.mark.parametrize("method", RUNNING.values(), ids=RUNNING)
