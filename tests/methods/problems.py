@@ -69,6 +69,14 @@ def on_a_network(method: Method, **settings: Any) -> tuple[ft.RunResult, Problem
     return result, Problem(risk, order, result.simulation.server.initial, [len(y) for _, y in samples])
 
 
+BODY = 6 * 64 + 6  # numbers in the body of that network
+
+
+def features(x: Tensor, theta: Tensor) -> Tensor:
+    """The inputs of that network's head."""
+    return (x @ theta[: BODY - 6].view(6, 64).T + theta[BODY - 6 : BODY]).relu()
+
+
 on_both = pytest.mark.parametrize("run_on", [on_quadratics, on_a_network])
 
 

@@ -11,8 +11,7 @@ import fedtailor as ft
 from fedtailor.methods.fedem import FedEM
 from tests.helpers import digits
 from tests.methods.parts import SMALL, normed, server, state
-from tests.methods.problems import MOMENTUM, close, on_a_network, who
-from tests.methods.test_fedproto import BODY, features
+from tests.methods.problems import BODY, MOMENTUM, close, features, on_a_network, who
 from tests.reference.fedem import SlowFedEM
 
 

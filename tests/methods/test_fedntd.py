@@ -10,8 +10,7 @@ import fedtailor as ft
 from fedtailor.methods.fedntd import FedNTD
 from tests.helpers import assert_same, digits, final
 from tests.methods.parts import SMALL, normed, server
-from tests.methods.problems import EXACT, MOMENTUM, close, on_a_network, who
-from tests.methods.test_fedproto import BODY, features
+from tests.methods.problems import BODY, EXACT, MOMENTUM, close, features, on_a_network, who
 from tests.reference.fedntd import SlowFedNTD
 
 

@@ -5,20 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedtailor as ft
 from fedtailor.methods.fedproto import FedProto
 from tests.helpers import assert_same, digits, final
 from tests.methods.parts import SMALL, normed, personal, server, state
-from tests.methods.problems import EXACT, MOMENTUM, OWN, close, on_a_network, own_label_clients, watched, who
+from tests.methods.problems import (
+    BODY,
+    EXACT,
+    MOMENTUM,
+    OWN,
+    close,
+    features,
+    on_a_network,
+    own_label_clients,
+    watched,
+    who,
+)  # fmt: skip
 from tests.reference.fedproto import SlowFedProto
-
-BODY = 6 * 64 + 6
-
-
-def features(x: Tensor, theta: Tensor) -> Tensor:
-    return (x @ theta[: BODY - 6].view(6, 64).T + theta[BODY - 6 : BODY]).relu()
 
 
 @pytest.mark.parametrize(("lam", "weighting"), [(2.0, "samples"), (2.0, "clients"), (0.0, "samples")])

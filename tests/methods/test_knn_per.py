@@ -10,8 +10,7 @@ import fedtailor as ft
 from fedtailor.methods.knn_per import KNNPer
 from tests.helpers import digits
 from tests.methods.parts import SMALL, close, normed, server
-from tests.methods.problems import MOMENTUM, OWN, own_label_clients
-from tests.methods.test_fedproto import BODY, features
+from tests.methods.problems import BODY, MOMENTUM, OWN, features, own_label_clients
 from tests.reference.knn_per import best_share, prediction
 
 EXACT: dict[str, Any] = {"dtype": "float64", "engine": "in-process", "model": "mlp:6", "rounds": 3, "seed": 29}

@@ -11,8 +11,7 @@ import fedtailor as ft
 from fedtailor.methods.pfedfda import PFedFDA, common, in_halves
 from tests.helpers import digits
 from tests.methods.parts import SMALL, normed, personal, server
-from tests.methods.problems import EXACT, OWN, close, on_a_network, own_label_clients, watched, who
-from tests.methods.test_fedproto import BODY, features
+from tests.methods.problems import BODY, EXACT, OWN, close, features, on_a_network, own_label_clients, watched, who
 from tests.reference.pfedfda import Gaussians, cross_validation, estimated, log_posteriors, mixed
 from tests.reference.sgd import descend, mean
 
