@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 NOTEBOOKS = (  # a path, and then examples
     "first_steps",
     "comparing",
+    "recorded_comparison",
     "own_data_and_network",
     "writing_a_method",
     "sites",

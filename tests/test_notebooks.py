@@ -1,6 +1,7 @@
 """The notebooks run, and show the cells of their scripts."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ def test_a_notebook_has_the_cells_of_its_script(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The column 'patient'")
+@pytest.mark.filterwarnings("ignore:The column 'patient'", "ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for variable in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(variable, "")  # what a notebook sets is gone after it
     with main_module() as names:
         for kind, text in cells((HERE / f"{name}.py").read_text(encoding="utf-8")):
             if kind == "code":

@@ -92,7 +92,7 @@ class RunResult:
         return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     @cached_property
-    def own_title(self) -> str:
+    def _own_title(self) -> str:
         """The title of the method, if it is a class of the user's own, as the run recorded it; "" for others."""
         if ":" not in self.experiment.method:
             return ""
@@ -103,12 +103,12 @@ class RunResult:
     @property
     def method(self) -> str:
         """The method's name as commands have it; of a class of the user's own, its title."""
-        return self.own_title or self.experiment.method
+        return self._own_title or self.experiment.method
 
     @property
     def method_title(self) -> str:
         """The method's name as its paper writes it; of a class of the user's own, its title."""
-        return self.own_title or method_title(self.experiment.method)
+        return self._own_title or method_title(self.experiment.method)
 
     @property
     def data_title(self) -> str:

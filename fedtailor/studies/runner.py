@@ -81,9 +81,10 @@ def is_begun(out: Path, names: Collection[str]) -> bool:
 
 
 def again(experiment: Experiment, objects: Objects) -> dict[str, Any]:
-    """The objects in place of names in an experiment, as `resume` and `load` take them."""
+    """The objects in place of names in an experiment, and where its data lie now, as `resume` and `load` take them."""
     own = find_method(experiment.method, experiment.parameters) if ":" in experiment.method else None
-    return {**vars(objects), "method": own, "data": None if is_own(experiment.data) else objects.data}
+    data = None if is_own(experiment.data) else objects.data
+    return {**vars(objects), "method": own, "data": data, "data_dir": experiment.data_dir}
 
 
 def told(on_round: OnRoundOf | None, title: str) -> OnRound | None:
@@ -142,7 +143,7 @@ def perform(
 
     with suppress(_Stop):
         if (path / "experiment.toml").is_file():
-            where = ("workers", "engine", "address", "deadline", "data_dir")
+            where = ("workers", "engine", "address", "deadline")
             changes: dict[str, Any] = {**given, **{name: getattr(experiment, name) for name in where}}
             asked = named_code(experiment) == named_code(RunDirectory(path).experiment())  # no other code than that
             track = Tracking(experiment.track) if tracking is None else tracking  # and not what the run names

@@ -178,6 +178,17 @@ def test_its_runs_go_on_by_themselves_where_the_data_lie(tmp_path: Path, monkeyp
         ft.resume(moved, rounds=6, data=clients(), trust=True)
 
 
+def test_it_goes_on_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs have recorded where the data lay: in `cmp`, seen from there."""
+    monkeypatch.chdir(tmp_path)
+    killed("ditto, seed 0", 2, lambda die: compared(Path("cmp"), seeds=[0], on_round=die))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    table = compared(Path("../cmp"), seeds=[0])
+    for line in table.lines:  # finished before, gone on with now
+        assert line.results[0].predict("east").accuracy is not None
+
+
 def test_nothing_is_written_before_all_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ft.FedtailorError, match=r"The model, the data .6. and the loss do not fit together"):
         compared(tmp_path / "cmp", model=lambda: nn.Linear(5, 3))
