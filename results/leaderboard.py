@@ -22,7 +22,7 @@ FEDERATIONS = {
 }
 OPTIONS = {"choose": "choose", "every": "evaluate-every"}  # of the command line, for settings of the evaluation
 AGAIN = ("digits", "flights")  # the federations whose column was run on another processor, too
-COLUMN = "fedtailor compare results/federations/FEDERATION.toml --settings tuned:FEDERATION --seeds 0,1"
+COLUMN = "fedtailor compare results/tunings/FEDERATION/tuned.toml --seeds 0,1"
 LEAST = 0.9  # share of Local's accuracy that a method must reach with its defaults, or its page says why not
 Line = dict[str, Any]
 
@@ -31,12 +31,13 @@ INTRODUCTION = """\
 
 <!-- Written by `python -m results`: change the records in results/, not this page. -->
 
-Every method of the catalogue on four small real federations, **with settings tuned on validation data** ({tuned}, the
-same budget for all). Accuracy in % of the personal models on test samples, mean over clients, after 20 rounds of 5
-local epochs with `mlp`, mean ± standard deviation over the seeds {seeds}. **Bold** is the best of a column; `≈`: no
-significant difference from it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed
-0 alone. A rank says what a method is worth on such federations, with few samples, few rounds and a small network. It
-says nothing about large ones, and differences without significance say nothing at all.
+{methods} of the {all} methods of the catalogue on four small real federations, **with settings tuned on validation
+data** ({tuned}, the same budget for all); those that came later are below, [with the defaults](#with-the-defaults).
+Accuracy in % of the personal models on test samples, mean over clients, after 20 rounds of 5 local epochs with `mlp`,
+mean ± standard deviation over the seeds {seeds}. **Bold** is the best of a column; `≈`: no significant difference from
+it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed 0 alone. A rank says what a
+method is worth on such federations, with few samples, few rounds and a small network. It says nothing about large
+ones, and differences without significance say nothing at all.
 
 {federations}
 """
@@ -64,9 +65,10 @@ def _tuned() -> Iterator[str]:
     first = result("leaderboard", "digits")
     said = [f"- **{name}**: {text}" for name, text in FEDERATIONS.items()]
     seeds = ", ".join(map(str, first["lines"][0]["seeds"]))
-    yield INTRODUCTION.format(tuned=shipped("digits").how, seeds=seeds, federations="\n".join(said))
     found = {name: lines("leaderboard", name) for name in FEDERATIONS}
-    ranks = {method: _mean_rank(method, found) for method in all_methods()}
+    ranks = {method: _mean_rank(method, found) for method in found["digits"]}
+    counts = {"methods": len(ranks), "all": len(all_methods())}
+    yield INTRODUCTION.format(tuned=shipped("digits").how, seeds=seeds, federations="\n".join(said), **counts)
     yield from _head(["method", *FEDERATIONS, "mean rank"])
     for method in sorted(ranks, key=lambda method: ranks[method]):
         cells = [_accuracy(of.get(method)) for of in found.values()]
@@ -138,7 +140,7 @@ def _costs() -> Iterator[str]:
     yield "Accuracies are not bought at the same price: compare the passes and the bytes, too.\n"
     columns = [f"{name}, {what}" for name in ("digits", "flights") for what in ("bytes", "samples/s")]
     yield from _head(["method", *columns, "passes"])
-    for method in all_methods():
+    for method in lines("leaderboard", "digits"):
         cells = []
         for name in ("digits", "flights"):
             line = lines("leaderboard", name).get(method)
