@@ -9,6 +9,7 @@ floating-point operations would take at the speed of the machine's own `sgemm` (
 """
 
 import multiprocessing
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,12 +94,12 @@ def longest_operations(work: Work) -> str:
 def network(model: str, shape: tuple[int, int, int]) -> nn.Module:
     """The network as its paper draws it."""
     layers: list[nn.Module] = []
-    if model != "mlp":
+    if not model.startswith("mlp"):
         maps = {"lenet": (6, 16), "cnn": (32, 64)}[model]
         for before, after in pairwise((shape[0], *maps)):
             layers += [nn.Conv2d(before, after, 5), nn.ReLU(), nn.MaxPool2d(2)]
     features = prod(nn.Sequential(*layers)(torch.zeros(1, *shape)).shape)
-    widths = {"mlp": (200,), "lenet": (120, 84), "cnn": (512,)}[model]
+    widths = {"mlp": (200,), "mlp:100": (100,), "lenet": (120, 84), "cnn": (512,)}[model]
     layers.append(nn.Flatten())
     for before, after in pairwise((features, *widths, CLASSES)):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -108,10 +109,12 @@ def network(model: str, shape: tuple[int, int, int]) -> nn.Module:
 class PlainLoop:
     """FedAvg, written by hand, for clients with these samples to train on and those held out."""
 
-    def __init__(self, work: Work, train: Samples, held_out: Samples) -> None:
+    def __init__(
+        self, work: Work, train: Samples, held_out: Samples, initial: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.batch, self.train, self.held_out = work.batch, train, held_out
         self.model = network(work.model, work.shape)
-        self.theta = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.theta = {name: value.clone() for name, value in (initial or self.model.state_dict()).items()}
 
     def round(self) -> list[tuple[float, float]]:
         total = {name: torch.zeros_like(value) for name, value in self.theta.items()}
@@ -171,19 +174,22 @@ class Elsewhere:
 
 
 def _serve(threads: int, pipe: Connection) -> None:
-    """Do what is asked for: take over the work of a plain loop, a round of it, or a product of matrices."""
+    """Do what is asked for: make a loop, do a round of it, send its model, or multiply matrices."""
     torch.set_num_threads(threads)
-    loop: PlainLoop | None = None
+    loop: Any = None
     with suppress(EOFError):
         while True:
             kind, *given = pipe.recv()
             if kind == "sgemm":
                 matrix = torch.rand(*given)
                 pipe.send(timed(partial(torch.mm, matrix, matrix)))
-            elif loop is not None and kind == "round":
+            elif kind == "round":
                 pipe.send(timed(loop.round))
+            elif kind == "theta":
+                pipe.send(loop.theta)
             else:
-                loop = PlainLoop(*given)
+                make, *work = given
+                loop = make(*work)
                 pipe.send(None)
 
 
@@ -213,7 +219,7 @@ def measure(work: Work, one_thread: Elsewhere, threads: Elsewhere, rate: float, 
     with closing(by_fedtailor(work, 1)) as one, closing(by_fedtailor(work, CORES)) as all_cores:
         train, held_out = samples_of(one.data)
         for process in (one_thread, threads):
-            process.ask("loop", work, train, held_out)
+            process.ask("make", PlainLoop, work, train, held_out)
         rounds = count(1)
         found = best_of(
             {

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -203,3 +204,28 @@ def test_a_fault_in_the_declaration_is_told() -> None:
 
     with pytest.raises(ft.FedtailorError, match=r"^Faulty, upload_like: KeyError: 'thteta' \(test_method\.py, line"):
         ft.run(Faulty(), data="digits", clients=2, rounds=1, model="mlp:4", engine="in-process")
+
+
+PAIRWISE = ["pgfed", "pgfedmo", "pgfed-ce", "fedamp", "fedfomo", "fedacs", "pfedsim"]
+
+
+@pytest.mark.parametrize("name", PAIRWISE)
+def test_a_number_for_each_pair_of_many_clients_is_refused_before_there_is_a_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(method, "half_of_memory", lambda: 4 * 5.0**2)
+    settings: dict[str, Any] = {"clients": 5, "model": "mlp:4", "rounds": 1, "engine": "in-process"}
+    if name in ("fedacs", "pfedsim"):  # of double precision
+        settings["clients"] = 3
+    ft.run(name, **settings, out=tmp_path / "run")
+    said = "has a number for each pair of clients: for 6 of them it would take 0 GB of memory, so choose another"
+    with pytest.raises(ft.FedtailorError, match=said):
+        ft.run(name, **{**settings, "clients": 6}, out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_matrix_over_pairs_of_clients() -> None:
+    server = Server(torch.zeros(4), LAYOUT, torch.ones(3), 3.0)
+    assert torch.equal(server.pairs(0.5), torch.full((3, 3), 0.5))
+    assert torch.equal(server.pairs(1.0, torch.zeros(1).double()), torch.ones(3, 3, dtype=torch.float64))
+    assert server.pairs().data_ptr() != server.pairs().data_ptr()

@@ -21,6 +21,7 @@ from fedtailor.training.metrics import Targets
 from fedtailor.training.network import Loss, Network
 
 ROWS = 32  # of a pass at least: products with few rows (below 16 were seen) have other last bits than with many
+FEW_SAMPLES = 64  # of which all pairs are compared faster than each class is sorted
 OwnMetric = Callable[[Tensor, Tensor], Any]  # a function of the user's: (outputs, targets) → a number, or None
 Array = NDArray[Any]
 
@@ -141,9 +142,24 @@ def _f1(right: Array, present: Array, guessed: Array) -> float | None:
 def area_under_curve(probabilities: Tensor, y: Tensor) -> float | None:
     """Compute the AUC of each class against the rest, averaged over the classes that are present; None below two."""
     values, labels = probabilities.cpu().numpy(), y.cpu().numpy()
-    classes = np.flatnonzero(np.bincount(labels))
-    areas = [_area(values[:, number], labels == number) for number in classes]
-    return float(np.mean([area for area in areas if area is not None])) if len(classes) > 1 else None
+    present = np.bincount(labels)
+    classes = np.flatnonzero(present)
+    if len(classes) < 2:
+        return None
+    if len(labels) <= FEW_SAMPLES and not np.isnan(values).any():
+        own, of_class = present[classes], _pairs_in_order(values, labels)[classes]
+        return float(np.mean(of_class / (2 * own * (len(labels) - own))))
+    return float(np.mean([_area(values[:, number], labels == number) for number in classes]))
+
+
+def _pairs_in_order(values: Array, labels: Array) -> Array:
+    """Count twice the (positive, negative) pairs of each class that are in order, ties counting half, in all pairs at
+    once: of few samples that takes a third of the time."""
+    others = values[:, labels]  # of every sample (row), in the class of every sample (column)
+    own = others.diagonal()
+    in_order = ((own > others).astype(np.int8) + (own >= others)) * (labels[:, None] != labels)
+    found: Array = np.bincount(labels, in_order.sum(0))
+    return found
 
 
 def _area(values: Array, positive: Array) -> float | None:

@@ -41,6 +41,26 @@ def test_a_clients_data_are_slices_of_one_tensor() -> None:
     assert split.n_samples.tolist() == [len(split.train(client)[1]) for client in range(5)]
 
 
+@pytest.mark.parametrize("kind", ["classes", "labels", "numbers"])
+def test_counts_are_those_of_each_clients_samples(kind: str) -> None:
+    data = toy(300)
+    if kind != "classes":
+        labels = (torch.rand(300, 4, generator=torch.Generator().manual_seed(0)) < 0.4).float()
+        y, classes = (labels, data.classes[:4]) if kind == "labels" else (labels[:, 0], ())
+        data = dataclasses.replace(data, y=y, classes=classes)
+    split = federate(data, partition="quantity:1", clients=7, min_samples=5, new_clients=2)
+    for name in ("train", "validation", "test", None):
+        counts = split.counts(name)
+        assert counts.dtype == torch.int64
+        for client, row in enumerate(counts):
+            _, y = split._slice(client, name or "all")
+            if kind == "classes":
+                assert row.tolist() == [int((y == number).sum()) for number in range(len(data.classes))]
+            else:
+                assert row.tolist() == (y.sum(0).tolist() if kind == "labels" else [len(y)])
+    assert split.class_counts().tolist() == split.counts("train")[:5].sum(0).tolist()
+
+
 def test_fractions_of_each_client() -> None:
     split = federate(natural(100, 10, 200), partition="natural", test=0.2, validation=0.1)
     assert sizes(split) == [[70, 10, 20], [7, 1, 2], [140, 20, 40]]

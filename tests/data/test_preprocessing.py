@@ -14,7 +14,15 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from fedtailor._common.errors import FedtailorError
 from fedtailor.data import Dataset, FederatedData, federate
 from fedtailor.data.columns import Column
-from fedtailor.data.preprocessing import ColumnFacts, Facts, PreparedColumn, Preprocessing, agree, facts
+from fedtailor.data.preprocessing import (
+    ColumnFacts,
+    Facts,
+    PreparedColumn,
+    Preprocessing,
+    agree,
+    facts,
+    facts_of_clients,
+)
 
 COLUMNS = (
     Column("age", "number"),
@@ -140,6 +148,21 @@ def test_any_number_of_clients_agrees_on_what_scikit_learn_fits_on_all_rows(clie
     assert income.mean == pytest.approx(mean, rel=1e-14)
     assert income.scale == pytest.approx(deviation, rel=1e-9)  # naive sums of squares lose all of it
     assert agreed.columns[5].scale == 1
+
+
+@pytest.mark.parametrize("rare", [1, 4])
+def test_the_facts_of_many_clients_are_each_ones_own(rare: int) -> None:
+    """To the bit, whatever the others have, and so is what they agree on."""
+    sizes = np.array([5, 40, 5, 1, 300, 40, 5, 2, 17])
+    x = rows(int(sizes.sum()))
+    together = facts_of_clients(x, sizes, COLUMNS, rare)
+    alone = [facts(part, COLUMNS, rare) for part in np.split(x, np.cumsum(sizes)[:-1])]
+    assert len(together) == len(alone)
+    assert [*together] == alone
+    assert together[2:4] == tuple(alone[2:4])
+    assert together[-1] == alone[-1]
+    for clients in (2, 5, len(sizes)):
+        assert together.agreed(clients, "federated", ("id",)) == agree(alone[:clients], "federated", ("id",))
 
 
 def test_a_client_may_have_no_cell_of_a_column() -> None:

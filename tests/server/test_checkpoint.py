@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor._common.files import seal
 from fedtailor.messages import State
 from fedtailor.messages.store import Store
 from fedtailor.server.checkpoint import MANIFEST, Checkpoint, Saved
@@ -73,6 +74,14 @@ def test_a_checkpoint_leaves_nothing_but_what_it_names(on_disk: bool, tmp_path: 
     assert_same(again.sites.get(0), ones(3))
     assert_same(again.sites.get(1), ones())
     assert_same(again.kept.get(5), ones(30))
+
+
+def test_a_manifest_names_clients_in_their_order(tmp_path: Path) -> None:
+    """Whenever they first took part; written as `json` writes it."""
+    versions = {12: 3, 0: 1, 1_000_000: 2, 7: 3}
+    Checkpoint(tmp_path, Store(None, "server")).write(3, {}, versions, lambda: None, lambda: None)
+    named = {"round": 3, "clients": {"0": 1, "7": 3, "12": 3, "1000000": 2}, "server": {}}
+    assert (tmp_path / MANIFEST).read_bytes() == seal(named)
 
 
 @pytest.fixture

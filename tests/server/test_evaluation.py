@@ -99,6 +99,40 @@ def test_participants_only() -> None:
         assert set(clients.results) == set(record.participants)
 
 
+def test_a_sample_of_the_clients_is_drawn_once_from_the_seed() -> None:
+    everybody = ft.run("ditto", **SMALL)
+    samples = set()
+    for seed in range(6):
+        result = ft.run("ditto", **{**SMALL, "seed": seed}, evaluate_clients=3)
+        evaluated = {tuple(clients.results) for clients in result.clients}
+        (sample,) = evaluated
+        assert len(sample) == len(set(sample)) == 3
+        assert list(sample) == sorted(sample)
+        assert "3 clients drawn at random" in result.experiment.evaluation.in_words()
+        if seed == SMALL["seed"]:
+            assert result.per_client == {client: everybody.per_client[client] for client in sample}
+        samples.add(sample)
+    assert len(samples) > 1
+
+
+def test_a_sample_stays_when_clients_join(tmp_path: Path) -> None:
+    parts = digits([30, 40, 50, 60, 45], seed=2)
+    settings: dict[str, Any] = {"model": "mlp:8", "evaluate_clients": 2, "engine": "in-process"}
+    settings["out"] = tmp_path / "run"
+    before = ft.run("fedavg", data=parts[:4], rounds=2, **settings)
+    after = ft.resume(tmp_path / "run", data=parts[:4], rounds=4, add_clients={"late": parts[4]})
+    assert len(after.names) == 5
+    assert {tuple(clients.results) for clients in after.clients} == {tuple(before.per_client)}
+
+
+def test_a_sample_that_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ft.FedtailorError, match="7 clients cannot be evaluated: there are only 6"):
+        ft.run("fedavg", **SMALL, evaluate_clients=7)
+    for wrong in (0, -1, 2.5, "some", True):
+        with pytest.raises(ft.FedtailorError, match="all, participants, new, or a number of clients"):
+            ft.run("fedavg", **SMALL, evaluate_clients=wrong)  # type: ignore[arg-type]
+
+
 def test_new_clients_get_the_shared_part_and_never_train() -> None:
     result = ft.run("fedper", **{**SMALL, "participation": "all"}, new_clients=2, evaluation={"clients": "new"})
     run = result.simulation

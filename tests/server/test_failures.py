@@ -172,6 +172,8 @@ def test_clients_that_were_never_called_are_named_in_the_caption() -> None:
     absent = 6 - len({client for record in result.rounds for client in record.participants})
     assert f"Up to {absent} of 6 clients were never called" in summarize([result]).caption
     assert "never called" not in summarize([ft.run("fedavg", **SETTINGS)]).caption
+    called = ft.run("fedavg", **{**SETTINGS, "participation": 1}, evaluation={"clients": "participants"})
+    assert "never called" not in summarize([called]).caption  # they do not count
 
 
 # --- replies that are not what was asked for ---

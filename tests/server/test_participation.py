@@ -4,6 +4,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.experiment.participation import Participation
+from fedtailor.training.streams import numpy_stream
 
 
 def test_a_fixed_number_or_fraction() -> None:
@@ -25,6 +26,13 @@ def test_each_client_by_chance_and_possibly_nobody() -> None:
     assert 0 in sizes
     assert sum(sizes) / 1000 == pytest.approx(2.0, abs=0.15)
     assert len({tuple(draw) for draw in draws}) > 100
+
+
+def test_the_chance_of_each_is_a_number_of_its_own() -> None:
+    """One by one, from the same stream."""
+    stream = numpy_stream(3, "participation", 5)
+    expected = [client for client in range(1000) if stream.random() < 0.05]
+    assert Participation.parse("independent:0.05").draw(1000, 3, 5) == expected
 
 
 def test_the_draw_depends_on_seed_and_round_alone() -> None:

@@ -19,11 +19,12 @@ from fedtailor.messages import Metrics
 from fedtailor.training.predictions import area_under_curve, measure, sample_scores
 
 
+@pytest.mark.parametrize("samples", [60, 90])  # of which all pairs are compared, and of which they are not
 @pytest.mark.parametrize("seed", range(5))
-def test_metrics_are_scikit_learns(seed: int) -> None:
+def test_metrics_are_scikit_learns(seed: int, samples: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(60, 5, generator=generator).round(decimals=1)  # with ties
-    y = torch.randint(5, (60,), generator=generator)
+    scores = torch.randn(samples, 5, generator=generator).round(decimals=1)  # with ties
+    y = torch.randint(5, (samples,), generator=generator)
     found = measure(scores, y, functional.cross_entropy)
     guess = scores.argmax(1).numpy()
     assert found.accuracy == pytest.approx(accuracy_score(y, guess))
@@ -46,8 +47,23 @@ def test_classes_that_are_not_there_do_not_count() -> None:
     assert found.balanced_accuracy == pytest.approx(np.mean(recalls))
 
 
-def test_equal_scores_are_no_better_than_chance() -> None:
-    assert area_under_curve(torch.full((10, 2), 0.5), torch.tensor([0, 1] * 5)) == 0.5
+@pytest.mark.parametrize("samples", [10, 100])
+def test_equal_scores_are_no_better_than_chance(samples: int) -> None:
+    assert area_under_curve(torch.full((samples, 2), 0.5), torch.tensor([0, 1] * (samples // 2))) == 0.5
+
+
+@pytest.mark.parametrize("found", [1.0, float("inf"), float("nan")])
+def test_few_samples_have_the_area_of_many_to_the_bit(found: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a model that has diverged."""
+    generator = torch.Generator().manual_seed(0)
+    for samples in (2, 3, 7, 64):
+        probabilities = torch.rand(samples, 4, generator=generator, dtype=torch.float64).round(decimals=1)
+        probabilities[torch.rand(samples, 4, generator=generator) < 0.2] = found
+        y = torch.randint(4, (samples,), generator=generator)
+        with monkeypatch.context() as patched:
+            patched.setattr("fedtailor.training.predictions.FEW_SAMPLES", 0)
+            one_by_one = area_under_curve(probabilities, y)
+        assert area_under_curve(probabilities, y) == one_by_one
 
 
 def test_what_is_not_defined_is_none() -> None:
