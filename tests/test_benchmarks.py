@@ -19,7 +19,9 @@ def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     printed = capsys.readouterr().out
     verdicts = [line for line in printed.splitlines() if line.endswith(("  met", "  MISSED"))]
     assert len(verdicts) >= 14
-    assert printed.count("Where the time goes:") == sum(line.endswith("MISSED") for line in verdicts)
+    stacked = ("operators a step", "a round by the processor")  # are goals without a profile
+    missed = [line for line in verdicts if line.endswith("MISSED") and not line.strip().startswith(stacked)]
+    assert printed.count("Where the time goes:") == len(missed)
     monkeypatch.setattr("sys.argv", ["benchmarks", "flor"])
     with pytest.raises(SystemExit):
         bench.main()
