@@ -25,7 +25,10 @@ def test_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr("sys.argv", ["benchmarks", "flor"])
     with pytest.raises(SystemExit):
         bench.main()
-    assert "no part flor; there are floor, peers, costs, scale, million, memory, stack, start-up" in capsys.readouterr().err
+    assert (
+        "no part flor; there are floor, peers, costs, scale, million, memory, stack, start-up"
+        in capsys.readouterr().err
+    )
 
 
 def test_goals() -> None:

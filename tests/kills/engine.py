@@ -275,7 +275,7 @@ class Disk:
         now, then = Path(f"/proc/self/fd/{self._open[number]}").read_bytes(), self._content.get(number, b"")
         if now == then or rng.random() >= kept:
             return then
-        safe = len(os.path.commonprefix((now, then)))
+        safe = len(os.path.commonprefix((now, then)))  # noqa: RUF071 (bytes, not paths)
         # The length may be on the disk before the bytes are: then they are zeros.
         return rng.choice((now, now[: rng.randint(safe, len(now))], now[:safe] + bytes(len(now) - safe)))
 
