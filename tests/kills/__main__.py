@@ -1,7 +1,7 @@
 """A thousand kills: `make kills`, or `python -m tests.kills`.
 
 Work is killed at exact operations on files, at messages of workers, with the power, or otherwise disturbed; then it
-goes on, and must come out as if nothing had happened: records, states and models, to the bit. It ends with exit code 1 if a
+goes on, and must come out as if nothing had happened: records, states and models, to the bit. The exit code is 1 if a
 bit was lost, a traceback came out, a process survived, or something hung. The same seed makes the same attempts.
 """
 
