@@ -155,7 +155,7 @@ def _costs() -> Iterator[str]:
 def _defaults() -> Iterator[str]:
     yield "## With the defaults\n"
     yield "The same without tuning, seed 0: every setting as it is unless somebody changes it. In brackets the share"
-    yield f"of Local's accuracy. Where it is below {LEAST:g} (`!`), the method's page says why.\n"
+    yield f"of Local's accuracy. Where it is below {LEAST:g} (`!`), the method's page says why. –: not run.\n"
     found = {name: lines("defaults", name) for name in FEDERATIONS}
     yield from _head(["method", *FEDERATIONS])
     for method in all_methods():
@@ -183,7 +183,9 @@ def differences(federation: str) -> dict[str, float]:
 
 
 def _share(line: Line | None, local: Line) -> str:
-    if line is None or line["value"] is None:
+    if line is None:
+        return "–"
+    if line["value"] is None:
         return "failed !"
     share = line["value"] / local["value"]
     return f"{100 * line['value']:.2f} ({share:.2f}){' !' if share < LEAST else ''}"
