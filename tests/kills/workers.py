@@ -1,4 +1,4 @@
-"""Worker processes, killed at an exact message or at any time; their parent, killed with them, after which none is left."""
+"""Worker processes, killed at an exact message or at any time, and their parent, after which none of them is left."""
 
 import os
 import random
@@ -82,7 +82,6 @@ def expected(method: str) -> Whole:
         found = whole(CASES[method], Path(one))
         assert found.value == whole(alone, Path(other)).value, f"{method}: workers have other bits"
     return found
-
 
 
 def attempt(rng: random.Random, folder: Path) -> Attempt:

@@ -543,6 +543,16 @@ FAULTS = [
           "tests/cli/test_bad_input.py::test_a_name_that_does_not_exist_gets_the_nearest_that_does"),
     Fault("a PSNR has the wrong sign", "fedtailor/attacks/scores.py", "span**2 / mse)", "mse / span**2)",
           "tests/attacks/test_scores.py::test_squared_error_and_psnr_by_hand"),
+    # --- Kills ---
+    Fault("a tuning is no tuning until its question is written", "fedtailor/studies/tuner.py",
+          "            make_directory(self.out)\n", '            make_directory(self.out / "trials")\n',
+          "tests/studies/test_tuning.py::TestGoingOn::test_killed_before_its_question_is_written_down_it_begins_again"),
+    Fault("what a power cut left of records stops a comparison", "fedtailor/studies/runner.py",
+          "return None  # a power cut", "raise  # a power cut",
+          "tests/server/test_run_directories.py::test_what_a_power_cut_leaves_behind_the_checkpoint_is_made_again"),
+    Fault("a worker's last words are a traceback", "fedtailor/engines/processes.py",
+          "with suppress(EOFError, ConnectionError):", "with suppress(EOFError):",
+          "tests/engines/test_processes.py::test_a_worker_ends_in_silence_when_its_parent_is_gone[closed unread]"),
     # --- Tables and conclusions ---
     Fault("a missing cell counts as another value in each line", "fedtailor/data/telling_columns.py",
           "other, equal_nan=True", "other, equal_nan=False",
