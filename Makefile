@@ -5,7 +5,7 @@ SUPPORTED := 3.11 3.12 3.13
 # Those of them that are here. pyenv's have to be chosen: PYENV_VERSION=3.12.1:3.13.0 make test-python
 FOUND = $(strip $(foreach version,$(SUPPORTED),$(shell python$(version) -c 'print("$(version)")' 2>/dev/null)))
 
-.PHONY: setup run test test-rest test-all test-python test-long test-sites test-cluster fuzz bench notebooks package docs screenshots results hospitals format clean
+.PHONY: setup run test test-rest test-all test-python test-long test-sites test-cluster fuzz kills bench notebooks package docs screenshots results hospitals format clean
 
 setup: .venv/ready
 
@@ -48,6 +48,9 @@ test-cluster: setup
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seed 0 --seconds 600
+
+kills: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.kills --seed 0 --count 1000
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -18,6 +18,7 @@ SLOW = (
     "tests/model_files/",
     "tests/sites/",
     "tests/fuzz/",
+    "tests/kills/",
     "tests/training/test_device.py",
     "tests/training/test_isolation.py",
     "tests/methods/",

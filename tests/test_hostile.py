@@ -25,7 +25,7 @@ from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.sites.plan import Plan
 from tests.helpers import assert_same, digits, final, make_simulation, numbers
-from tests.killing import killed_while_writing
+from tests.kills.engine import killed_while_writing
 
 KINDS = get_args(Kind)
 REFUSED = ("nan", "wrong-shape", "wrong-name")

@@ -86,6 +86,18 @@ def test_a_frame_with_a_flipped_bit_is_refused_wherever_it_is() -> None:
             unframe(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :], "The file x", round=1)
 
 
+def test_a_file_for_which_there_is_no_memory_is_an_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As safetensors has it: no Exception, so nothing that expects one would see it."""
+
+    def panic(*_: object) -> bytes:
+        raise PanicException("PyObject pointer is null")
+
+    monkeypatch.setattr("fedtailor.messages.save", panic)
+    with pytest.raises(MemoryError):
+        frame({"theta": torch.ones(2)})
+
+
 def test_anything_but_named_tensors_is_refused() -> None:
     check_tensors("it", KINDS)
     with pytest.raises(TypeError, match="it holds 'rate', a float; messages and states are named tensors"):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor._common.files import append, fsync_file, truncate, write_atomically
+from fedtailor._common.files import append, fsync_file, fsync_files, truncate, write_atomically
 from fedtailor.messages import NEVER, State, frame, unframe
 from fedtailor.messages.store import Store
 from tests.helpers import assert_same
-from tests.killing import killed_while_writing
+from tests.kills.engine import killed_while_writing
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
@@ -255,6 +255,34 @@ def test_only_what_changed_is_written_and_made_durable(
     durable.clear()
     store.save()
     assert durable == []
+
+
+@pytest.mark.parametrize("started", ["refused", "never at work", "at work"])
+def test_files_are_synced_with_helpers_or_without(
+    started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where threads or memory are limited, a thread cannot be started, or has no memory to begin its work."""
+    paths, synced, fsync = [tmp_path / str(number) for number in range(40)], list[str](), os.fsync
+
+    def start(work: Callable[[], None], arguments: tuple[()]) -> None:
+        if started == "refused":
+            raise RuntimeError("can't start new thread")
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    if started != "at work":
+        monkeypatch.setattr("fedtailor._common.files.start_new_thread", start)
+    monkeypatch.setattr(os, "fsync", record)
+    for path in paths:
+        path.touch()
+    fsync_files(paths)
+    assert sorted(synced) == sorted(path.name for path in paths)
+    fsync_files([])
+    paths[20].unlink()
+    with pytest.raises(ft.FedtailorError, match=r"20 cannot be written \(No such file or directory\)"):
+        fsync_files(paths)
 
 
 def test_going_back_sweeps_what_does_not_count_and_nothing_else(store: Store, tmp_path: Path) -> None:

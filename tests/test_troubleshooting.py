@@ -280,7 +280,7 @@ PROVOKED: dict[str, Callable[[Tools], object]] = {
     "No import finds": only_in_python,
     "names code of its own": own_code,
     "rounds already": lambda t: ft.resume(made(rounds=3), rounds=2),
-    "is damaged": lambda t: ft.load(spoiled("partition.json", '"0"', '"9"')),
+    "is damaged (…)": lambda t: ft.load(spoiled("partition.json", '"0"', '"9"')),
     "cannot be written": read_only,
     "is another comparison": another_comparison,
     "allow it with --overwrite": exported_twice,

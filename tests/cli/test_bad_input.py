@@ -1,5 +1,7 @@
 """Bad input: one clear sentence, exit code 2, and nothing written."""
 
+import errno
+import re
 import sys
 from pathlib import Path
 
@@ -365,3 +367,43 @@ def _ended(call: Call, *words: object) -> Answer:
 def test_the_sentence_is_one_line_on_a_narrow_page_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display.err, "width", 40)
     assert len(refusal(call, "run", "fedavg", "--data", "fashion-mnist")) > 40
+
+
+TORCH = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "90000040 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError(TORCH),
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 90000040 by",
+        ),
+        (MemoryError(), "MemoryError"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), r"OSError: \[Errno 12\] Cannot allocate memory"),
+    ],
+)
+def test_memory_that_is_not_enough_is_one_sentence(
+    call: Call, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fedtailor.engines.simulation.Simulation.start", fail)
+    answer = call("run", "fedavg", *SMALL)
+    assert answer.code == 2
+    assert re.fullmatch(
+        rf"Error: There is not enough memory \({said}[^)]*\): take a smaller .+ had begun\.\n", answer.err
+    )
+
+
+def test_other_errors_keep_their_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of fedtailor's")
+
+    monkeypatch.setattr("fedtailor.engines.simulation.Simulation.start", fail)
+    with pytest.raises(RuntimeError, match="a fault of fedtailor's"):
+        call("run", "fedavg", *SMALL)

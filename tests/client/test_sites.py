@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.client.answers import Answering
 from fedtailor.client.sites import Sites, measure_together
 from fedtailor.engines.channel import InMemory
 from fedtailor.engines.preparation import Prepared
 from fedtailor.engines.remote import Remote
 from fedtailor.engines.simulation import Simulation
-from fedtailor.messages import NEVER, Adapt, Declaration, Evaluate, EvaluateShared, Personal, Request, Train
+from fedtailor.messages import NEVER, Adapt, Declaration, Evaluate, EvaluateShared, Personal, Reply, Request, Train
+from fedtailor.messages.letters import as_letter
 from fedtailor.messages.store import Store
 from fedtailor.method import Server
 from tests.client.parts import make_sites, prepared
@@ -360,3 +362,22 @@ def test_requests_for_one_client_are_not_cut() -> None:
     sites = make_sites()
     requests: list[Request] = [Train(1, 0, {}), Evaluate(1, 3, {}), Personal(1, 2, {})]
     assert list(sites.split(requests)) == requests
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 90000040 bytes."), "memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory"),
+        (OSError(12, "Cannot allocate memory"), "memory"),
+        (RuntimeError("another fault"), "work"),
+        (OSError(2, "No such file or directory"), "work"),
+    ],
+)
+def test_too_little_memory_is_told_as_that(error: Exception, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = make_sites()
+    monkeypatch.setattr(sites, "handle", lambda request: Reply((1,), error="it failed", cause=error))
+    answering = Answering("trial", "south", 1, sites)
+    letter = as_letter(Train(1, 1, message(sites)), "trial", NEVER)
+    assert answering.work(letter).header["fault"] == kind

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.engines.processes import _work
 from fedtailor.engines.shared_memory import Sheet
 from fedtailor.server.records import RoundRecord
 from tests.engines.place import within
 from tests.helpers import assert_same, files, final, numbers
+from tests.kills.engine import in_a_process
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "model": "mlp:16", "rounds": 3}
 
@@ -255,3 +258,24 @@ def test_a_dead_worker_is_noticed_though_what_it_forked_holds_its_pipe(apart: bo
         for number in left:
             os.kill(number, signal.SIGKILL)
     assert gone(left)
+
+
+# --- limits ---
+
+
+def test_a_worker_that_cannot_be_started_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.engines.processes.SHEET", 1 << 60)  # more address space than there is
+    said = r"A worker process cannot be started \(Cannot allocate memory; .+\): use fewer --workers, or --engine"
+    with pytest.raises(ft.FedtailorError, match=said):
+        ft.run("fedavg", engine="processes", workers=1, **SMALL)
+    assert not children(os.getpid())
+
+
+@pytest.mark.parametrize("how", ["closed", "closed unread"])
+def test_a_worker_ends_in_silence_when_its_parent_is_gone(how: str) -> None:
+    """With an answer unread, the pipe's end is an error and not its end."""
+    parents, its_own = get_context("fork").Pipe()
+    if how == "closed unread":
+        its_own.send("an answer")
+    parents.close()
+    in_a_process(lambda: _work(None, its_own, None, None, [], os.getppid()))  # type: ignore[arg-type]

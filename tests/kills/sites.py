@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import checksum
 from fedtailor.client.sites import Sites
 from fedtailor.messages import Train
@@ -204,10 +205,14 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
 def lost_trainings(folder: Path, kills: int) -> str:
     """Compare the ledgers with the trainings that began: one that was killed may have been written down and not begun,
     and none may have begun that was not."""
+    if "privacy" not in (folder / "federation.toml").read_text():
+        return ""
     for name in NAMES:
         begun = len((folder / f"trainings-{name}").read_bytes())
-        written = Ledger(folder / name / "private").read().trainings
-        private = "privacy" in (folder / "federation.toml").read_text()
-        if private and not begun <= written <= begun + kills:
+        try:
+            written = Ledger(folder / name / "private").read().trainings
+        except FedtailorError as error:
+            return str(error)
+        if not begun <= written <= begun + kills:
             return f"{name} began {begun} trainings, and its ledger has {written}"
     return ""

@@ -4,6 +4,7 @@ What it says of it is one sentence, and nothing is lost: afterwards it goes on t
 """
 
 import ctypes
+import errno
 import os
 import random
 import resource
@@ -37,6 +38,7 @@ from tests.kills.engine import (
 )
 
 CAPABILITIES, CAP_DAC_OVERRIDE = 0x20080522, 1  # the version of the system's interface
+FAILURES = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 CLONE_NEWNS, MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 1, 32, 4096, 16384, 1 << 18
 
 
@@ -105,6 +107,19 @@ def mount_read_only(folder: Path) -> None:
     call(libc.mount(None, place, None, MS_REMOUNT | MS_BIND | MS_RDONLY, None))
 
 
+def failing_disk(case: Case, rng: random.Random, folder: Path, expected: Whole) -> Attempt:
+    """From an operation on, every write fails: the disk is full, broken, or read-only."""
+    place, code, how = rng.randrange(len(expected.operations)), rng.choice(FAILURES), rng.choice(("before", "half"))
+
+    def fail() -> None:
+        raise OSError(code, os.strerror(code))
+
+    stop = Stop(lambda number, what, _: number >= place, how, fail)
+    ended = at_work(case, folder, stop).end()
+    where = f"{os.strerror(code)}, {how} {place}: {expected.operations[place]}"
+    return Attempt(where, 1, refused(ended) or lost(case, folder, expected.value))
+
+
 # --- stopped and continued ---
 
 
@@ -144,10 +159,8 @@ def stopped_for_good(case: Case, rng: random.Random, folder: Path, expected: Who
     rounds, failed, said = ended.value
     left_out = sum(map(len, failed)) == 1 and any("it did not answer within 1 s" in text for text in said)
     unmeasured = not any(failed) and any("not measured" in text for text in said)
-    right = rounds == 4 and (left_out or unmeasured)
-    return Attempt(
-        f"answer {messages.at}", int(messages.reached()), "" if right else f"{rounds} rounds, failed {failed}: {said}"
-    )
+    fault = "" if rounds == 4 and (left_out or unmeasured) else f"{rounds} rounds, failed {failed}: {said}"
+    return Attempt(f"answer {messages.at}", int(messages.reached()), fault)
 
 
 def wake(pid: int, child: Child, seconds: float = 0.1) -> int:
@@ -217,6 +230,7 @@ SMALL = Case("pgfed", partial(runs.alone, "pgfed", {"checkpoint_every": 1}))
 OF_WORKERS = workers.CASES["scaffold"]
 WAYS: dict[str, tuple[Case, Way]] = {
     "read-only from an operation on": (SMALL, read_only_from_an_operation),
+    "a failing disk": (SMALL, failing_disk),
     "a read-only file system": (SMALL, read_only_file_system),
     "the parent of workers is stopped": (OF_WORKERS, parent_stopped),
     "a worker is stopped": (OF_WORKERS, worker_stopped),

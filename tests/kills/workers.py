@@ -1,4 +1,4 @@
-"""Worker processes, killed at an exact message or at any time; or their parent, after which none is left."""
+"""Worker processes, killed at an exact message or at any time, and their parent, after which none of them is left."""
 
 import os
 import random

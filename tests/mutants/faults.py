@@ -598,6 +598,16 @@ FAULTS = [
     Fault("a client goes on with another one's random state", "fedtailor/client/group.py",
           "torch.default_generator.set_state(before[1])", "pass",
           "tests/client/test_group.py::test_what_is_the_threads_is_each_clients_own"),
+    # --- Kills ---
+    Fault("a tuning is no tuning until its question is written", "fedtailor/studies/tuner.py",
+          "            make_directory(self.out)\n", '            make_directory(self.out / "trials")\n',
+          "tests/studies/test_tuning.py::TestGoingOn::test_killed_before_its_question_is_written_down_it_begins_again"),
+    Fault("what a power cut left of records stops a comparison", "fedtailor/studies/runner.py",
+          "return None  # a power cut", "raise  # a power cut",
+          "tests/server/test_run_directories.py::test_what_a_power_cut_leaves_behind_the_checkpoint_is_made_again"),
+    Fault("a worker's last words are a traceback", "fedtailor/engines/processes.py",
+          "with suppress(EOFError, ConnectionError):", "with suppress(EOFError):",
+          "tests/engines/test_processes.py::test_a_worker_ends_in_silence_when_its_parent_is_gone[closed unread]"),
     # --- Tables and conclusions ---
     Fault("a missing cell counts as another value in each line", "fedtailor/data/telling_columns.py",
           "other, equal_nan=True", "other, equal_nan=False",

@@ -14,7 +14,7 @@ from fedtailor.messages import State
 from fedtailor.messages.store import Store
 from fedtailor.server.checkpoint import MANIFEST, Checkpoint, Saved
 from tests.helpers import assert_same, files
-from tests.killing import killed_while_writing
+from tests.kills.engine import killed_while_writing
 
 BOTH = pytest.mark.parametrize("on_disk", [False, True])
 

@@ -24,7 +24,7 @@ from fedtailor.sites.local_site import LocalSite
 from fedtailor.sites.preview import preview
 from fedtailor.sites.site_file import read_site
 from tests.cli.calling import Call
-from tests.killing import killed_while_writing
+from tests.kills.engine import killed_while_writing
 from tests.privacy.closed_forms import gaussian_epsilon
 from tests.sites.parts import Federation, Recorded
 

@@ -19,7 +19,7 @@ from fedtailor._common.imports import object_name
 from fedtailor.server.records import RoundRecord
 from tests.cli.calling import Call, call, done, refusal
 from tests.helpers import numbers
-from tests.killing import in_a_process, killed_while_writing
+from tests.kills.engine import in_a_process, killed_while_writing
 
 __all__ = ["call"]
 

@@ -26,7 +26,7 @@ from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.trials import Budget, Trial
 from fedtailor.studies.tuner import LATE, WORSE, Tuner
 from tests.helpers import Quadratic, mean_output
-from tests.killing import in_a_process, killed_while_writing
+from tests.kills.engine import in_a_process, killed_while_writing
 
 SMALL: dict[str, Any] = {
     **{"clients": 4, "rounds": 4, "epochs": 1, "model": "mlp:16", "engine": "in-process"},
@@ -283,6 +283,10 @@ class TestGoingOn:
         made = list[Trial]()
         assert tried(tuner(tmp_path / "a", 10), on_trial=made.append) == whole
         assert len(made) == 7
+
+    def test_killed_before_its_question_is_written_down_it_begins_again(self, tmp_path: Path) -> None:
+        killed_while_writing("tuning.toml", lambda: tried(tuner(tmp_path / "a", 1)))
+        assert len(tried(tuner(tmp_path / "a", 1))["ditto"]) == 1
 
     def test_finished_trials_are_not_run_again(self, tmp_path: Path) -> None:
         first = tried(tuner(tmp_path / "a", 3))
