@@ -175,10 +175,12 @@ class Server:
         assert self.initialise is not None
         return self.initialise(number) if number else self.initial
 
-    def pairs(self, value: float = 0.0, like: Tensor | None = None) -> Tensor:
-        """Return a matrix with this number for each pair of clients, N × N, of the kind of `initial`, or of `like`.
-        Refuse one that would take more than half of the memory."""
-        like, n = self.initial if like is None else like, self.n_clients
+    def pairs(self, value: float = 0.0, double: bool = False) -> Tensor:
+        """Return a matrix with this number for each pair of clients, N × N, of the kind of `initial`; with `double`, in
+        double precision on the CPU, as not every device has it. Refuse one that would take more than half of the
+        memory."""
+        like, n = self.initial.new_empty(0), self.n_clients
+        like = like.cpu().double() if double else like
         if (size := n * n * like.itemsize) > half_of_memory():
             raise FedtailorError(
                 f"This method's server has a number for each pair of clients: for {n:,} of them it would take "

@@ -206,7 +206,7 @@ def test_a_fault_in_the_declaration_is_told() -> None:
         ft.run(Faulty(), data="digits", clients=2, rounds=1, model="mlp:4", engine="in-process")
 
 
-PAIRWISE = ["pgfed", "pgfedmo", "pgfed-ce", "fedamp", "fedfomo", "fedacs", "pfedsim"]
+PAIRWISE = ["pgfed", "pgfedmo", "pgfed-ce", "fedamp", "fedfomo", "fedacs", "pfedsim", "pfedgraph", "fedcac", "fedpac"]
 
 
 @pytest.mark.parametrize("name", PAIRWISE)
@@ -215,7 +215,7 @@ def test_a_number_for_each_pair_of_many_clients_is_refused_before_there_is_a_run
 ) -> None:
     monkeypatch.setattr(method, "half_of_memory", lambda: 4 * 5.0**2)
     settings: dict[str, Any] = {"clients": 5, "model": "mlp:4", "rounds": 1, "engine": "in-process"}
-    if name in ("fedacs", "pfedsim"):  # of double precision
+    if name in ("fedacs", "pfedsim", "pfedgraph", "fedcac", "fedpac"):  # double precision
         settings["clients"] = 3
     ft.run(name, **settings, out=tmp_path / "run")
     said = "has a number for each pair of clients: for 6 of them it would take 0 GB of memory, so choose another"
@@ -227,5 +227,5 @@ def test_a_number_for_each_pair_of_many_clients_is_refused_before_there_is_a_run
 def test_a_matrix_over_pairs_of_clients() -> None:
     server = Server(torch.zeros(4), LAYOUT, torch.ones(3), 3.0)
     assert torch.equal(server.pairs(0.5), torch.full((3, 3), 0.5))
-    assert torch.equal(server.pairs(1.0, torch.zeros(1).double()), torch.ones(3, 3, dtype=torch.float64))
+    assert torch.equal(server.pairs(1.0, double=True), torch.ones(3, 3, dtype=torch.float64))
     assert server.pairs().data_ptr() != server.pairs().data_ptr()

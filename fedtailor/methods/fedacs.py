@@ -38,9 +38,8 @@ class FedACS(Method):
     search: ClassVar[Search] = {"quantile": "0.1..0.9"}
 
     def start(self, server: Server) -> None:
-        n, double = server.n_clients, server.initial.cpu().double()  # not every device has float64
-        server.state["S"] = server.pairs(1.0, double)  # all begin with the same model
-        server.state["trained"] = torch.zeros(n, dtype=torch.bool, device="cpu")
+        server.state["S"] = server.pairs(1.0, double=True)  # all begin with the same model
+        server.state["trained"] = torch.zeros(server.n_clients, dtype=torch.bool, device="cpu")
 
     def send_all(self, server: Server) -> Mapping[int, Message]:
         step = value_at(self.server_step, server.round)

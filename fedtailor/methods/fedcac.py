@@ -44,10 +44,9 @@ class FedCAC(Method):
     search: ClassVar[Search] = {"tau": "0.1..0.9", "beta": "5..200:log"}
 
     def start(self, server: Server) -> None:
-        n = server.n_clients
         server.state["theta"] = server.initial
-        server.state["common"] = torch.zeros(n, n, dtype=torch.float64, device="cpu")  # ⟨m_i, m_j⟩
-        server.state["trained"] = torch.zeros(n, dtype=torch.bool, device="cpu")
+        server.state["common"] = server.pairs(double=True)  # ⟨m_i, m_j⟩
+        server.state["trained"] = torch.zeros(server.n_clients, dtype=torch.bool, device="cpu")
 
     def broadcast(self, server: Server) -> Message:
         return {"theta": server.state["theta"]}

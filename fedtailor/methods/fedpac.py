@@ -49,11 +49,11 @@ class FedPAC(Method):
     search: ClassVar[Search] = {"lam": "0.1..10:log", "head_epochs": "1..10", "head_speed": "1..30:log"}
 
     def start(self, server: Server) -> None:
-        shape, n = server.layout.linear_head(self.title), server.n_clients
+        shape = server.layout.linear_head(self.title)
         server.state["body"] = server.initial[server.body]
         server.state["prototypes"] = server.initial.new_zeros(shape)
         server.state["known"] = server.initial.new_zeros(shape[0], 1)  # 1: somebody has had this class
-        server.state["alpha"] = torch.zeros(n, n, dtype=torch.float64, device="cpu")  # not every device has float64
+        server.state["alpha"] = server.pairs(double=True)
 
     def broadcast(self, server: Server) -> Message:
         return {name: server.state[name] for name in ("body", "prototypes", "known")}

@@ -42,10 +42,9 @@ class PFedGraph(Method):
     search: ClassVar[Search] = {"alpha": "0.1..10:log"}
 
     def start(self, server: Server) -> None:
-        n = server.n_clients
         server.state["theta"] = server.initial  # the mean of all models by samples
-        server.state["S"] = torch.eye(n, dtype=torch.float64, device="cpu")  # not every device has float64
-        server.state["trained"] = torch.zeros(n, dtype=torch.bool, device="cpu")
+        server.state["S"] = server.pairs(double=True).fill_diagonal_(1.0)
+        server.state["trained"] = torch.zeros(server.n_clients, dtype=torch.bool, device="cpu")
 
     def broadcast(self, server: Server) -> Message:
         return {"theta": server.state["theta"]}

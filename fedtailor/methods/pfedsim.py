@@ -44,10 +44,9 @@ class PFedSim(Method):
 
     def start(self, server: Server) -> None:
         server.layout.linear_head(self.title)  # whose rows it compares
-        n, double = server.n_clients, server.initial.cpu().double()  # not every device has float64
         server.state["theta"] = server.initial  # the global model of the warm rounds
-        server.state["S"] = server.pairs(like=double).fill_diagonal_(1.0)
-        server.state["trained"] = torch.zeros(n, dtype=torch.bool, device="cpu")  # since then
+        server.state["S"] = server.pairs(double=True).fill_diagonal_(1.0)
+        server.state["trained"] = torch.zeros(server.n_clients, dtype=torch.bool, device="cpu")  # since then
 
     def broadcast(self, server: Server) -> Message:
         return {"theta": server.state["theta"]}
