@@ -37,8 +37,8 @@ def offered(names: Iterable[str]) -> list[str]:
 
 
 def _methods() -> list[str]:
-    files = (PACKAGE / "methods").glob("[!_]*.py")
-    return sorted(file.stem.replace("_", "-") for file in files)
+    texts = (file.read_text(encoding="utf-8") for file in (PACKAGE / "methods").glob("[!_]*.py"))
+    return sorted(name for text in texts for name in re.findall(r'^    name: ClassVar\[str\] = "(.+)"$', text, re.M))
 
 
 def methods(incomplete: str) -> list[str]:

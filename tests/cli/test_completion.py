@@ -64,7 +64,7 @@ def test_options_are_those_of_the_command() -> None:
     ("words", "expected"),
     [
         (("run", "fedr"), ["fedrecon", "fedrep", "fedrod"]),
-        (("compare", "local", "fedav"), ["fedavg"]),
+        (("compare", "local", "fedav"), ["fedavg", "fedavg-ft", "fedavgm"]),
         (("methods", "lg"), ["lg-fedavg"]),
         (("run", "fedavg", "--data", "fa"), ["fashion-mnist"]),
         (("run", "fedavg", "--data=fa"), ["fashion-mnist"]),
@@ -96,7 +96,7 @@ def test_runs_and_files(tmp_path: Path) -> None:
     assert offered("resume", "ru", cwd=tmp_path) == ["runs/ditto-1", "runs/fedavg-1"]
     assert offered("show", "comp", cwd=tmp_path) == ["comparisons/one/runs/a", "comparisons/one"]
     assert offered("export", "", cwd=tmp_path) == ["comparisons/one/runs/a", "mine", "runs/ditto-1", "runs/fedavg-1"]
-    assert offered("run", "fedl", cwd=tmp_path) == ["fedless.toml"]
+    assert offered("run", "fedle", cwd=tmp_path) == ["fedless.toml"]
     assert offered("run", "runs/ditto-1/e", cwd=tmp_path) == ["runs/ditto-1/experiment.toml"]
     assert offered("resume", "nothing", cwd=tmp_path) == []  # then bash offers files
 
