@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """What does one client's work."""
+    """A place where one client's work is done."""
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]: ...
 

@@ -43,7 +43,7 @@ Answer = Any  # a call's result; an exception of the client's own; None: it is l
 
 @dataclass(eq=False)
 class Call:
-    """What a client asks of its network: a pass over samples, at `theta`."""
+    """A pass over samples at `theta`, as a client asks its network for it."""
 
     network: Network
     theta: Tensor
