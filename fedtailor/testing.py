@@ -309,7 +309,7 @@ def trains_together_as_alone(method: Method) -> None:
                 one, other = (run(method, stack=stack, **settings).simulation for stack in (1, 8))
             for client, (x, _) in enumerate(data):
                 if method.predicts_by_more:
-                    found = [each.predict(client, x) for each in (one, other)]
+                    found = [each.predict(client, x.to(getattr(torch, dtype))) for each in (one, other)]
                 else:
                     found = [each.personal_model(client) for each in (one, other)]
                 difference = (found[0] - found[1]).abs().max()

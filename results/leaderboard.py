@@ -107,7 +107,7 @@ def command(federation: str, method: str = "METHOD") -> str:
     options = {**asked, **{OPTIONS[name]: value for name, value in asked["evaluation"].items()}}
     words = ["fedtailor", "compare", method, "--settings", f"tuned:{federation}", "--seeds", "0,1"]
     for name, value in options.items():
-        if name not in ("methods", "seeds", "evaluation"):
+        if name not in ("methods", "seeds", "evaluation", "parameters"):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return " ".join(words)
 

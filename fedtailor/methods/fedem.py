@@ -35,7 +35,7 @@ class FedEM(Method):
     own_part: ClassVar[str] = "the proportions π of the components"
     refuses: ClassVar[Mapping[str, str]] = {"class_weights": "it weighs each sample by its own probabilities"}
 
-    components: int = Field(3, ge=1, description="number of components, M")
+    components: int = Field(2, ge=1, description="number of components, M (paper: 3)")
     fitting: int = Field(10, ge=1, description="steps of expectation-maximisation for the π of a new client")
     search: ClassVar[Search] = {"components": "2..5"}
 
