@@ -181,7 +181,7 @@ def _show_rounds(found: "Preview") -> None:
         "nothing else."
     )
     if found.budget and found.account:
-        _say(found.budget.privacy.in_words(simulated=False))
+        _say(found.budget.privacy.in_words(simulated=False, secure=found.plan.terms().secure))
         _say(standing(found.account, found.budget))
     for each in (*trained, *others):
         if each.asked != "train" or each.metrics:

@@ -55,6 +55,8 @@ class Simulation:
         self.sites = Sites.at(self._held, terms, checkpoint / "sites" if checkpoint else None, on_disk)
         store = Store(checkpoint / "server" if checkpoint else None, "server", on_disk, device)
         engine, deadline = experiment.engine, experiment.deadline
+        if experiment.secure and engine == "auto":
+            engine = "sites-in-memory"
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
             engine, deadline = "in-process", None
         away = transport is not None  # the sites are real ones
@@ -91,10 +93,17 @@ class Simulation:
 
     def _sites_apart(self) -> list[Answering]:
         """Every client as a site of its own, which has its own samples and its own network, and answers letters."""
-        directory = self.sites.store.directory
+        directory, names = self.sites.store.directory, self.data.names
+        parties = self.prepared.parties(RUN, names) if self.terms.secure else [None] * len(names)
         return [
-            Answering(RUN, name, number, Sites.at(self._held.only(number), self.prepared.copied_terms(), directory))
-            for number, name in enumerate(self.data.names)
+            Answering(
+                RUN,
+                name,
+                number,
+                Sites.at(self._held.only(number), self.prepared.copied_terms(), directory),
+                party=parties[number],
+            )
+            for number, name in enumerate(names)
         ]
 
     def _tampering(self, attack: Attack, memory: Store) -> Tampering:

@@ -286,6 +286,11 @@ class Experiment(_Strict):
         description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
         "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
+    secure: bool = Field(
+        False,
+        description="secure aggregation: uploads leave masked, and the server learns their sum alone (between sites, "
+        "real ones or --engine sites-in-memory)",
+    )
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"] = Field(
         "sgd",
         description="the server's optimiser: its steps along the clients' mean change (FedAvgM, FedAdagrad, FedYogi, "

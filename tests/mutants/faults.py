@@ -310,7 +310,7 @@ FAULTS = [
     Fault("a trimmed mean trims a number too few", "fedtailor/server/aggregation/rules.py",
           "math.floor(share * n + 1e-9)", "math.floor(share * n - 1e-9)",
           "tests/server/test_robust_rules.py::test_so_many_are_trimmed_as_the_share_says_in_decimals"),
-    Fault("a bound of norms counts buffers", "fedtailor/server/aggregation/robust.py",
+    Fault("a bound of norms counts buffers", "fedtailor/training/layout.py",
           "(layout.without_buffers(change) if is_model(x, layout) else change).norm()", "change.norm()",
           "tests/server/test_robust.py::test_buffers_of_whole_models_are_neither_counted_nor_scaled"),
     Fault("a rule is applied to too few clients", "fedtailor/experiment/aggregation_rule.py", "2 * self.amount + 3",
