@@ -38,6 +38,7 @@ from fedtailor.privacy.masks import (
 from fedtailor.privacy.secret_shares import BYTES, shared
 
 TITLE = b"fedtailor secure aggregation 1\n"
+SIGNATURE = 256  # bytes
 STEPS: tuple[type[Request], ...] = (Shares, Masked, Agree, Open)
 
 
@@ -55,7 +56,8 @@ class Identity(Protocol):
 
 @dataclass
 class Pinned:
-    """The identity of a simulated site: everybody's keys are known to all before the first round."""
+    """The identity of a simulated site: everybody's keys are known to all before the first round. A signature has the
+    length of a certificate's, so that bytes count alike."""
 
     key: Any
     roster: Mapping[str, Any]
@@ -63,27 +65,27 @@ class Pinned:
 
     def sign(self, content: bytes) -> bytes:
         """Sign with Ed25519."""
-        return bytes(self.key.sign(content))
+        return bytes(self.key.sign(content)).ljust(SIGNATURE, b"\0")
 
     def verify(self, name: str, certificate: bytes, signature: bytes, content: bytes) -> bool:
         """Compare with the pinned key."""
         from cryptography.exceptions import InvalidSignature
 
         try:
-            self.roster[name].verify(signature, content)
+            self.roster[name].verify(signature.removesuffix(bytes(SIGNATURE - 64)), content)
         except InvalidSignature:
             return False
         return True
 
 
-def pinned(names: Sequence[str]) -> dict[str, Pinned]:
+def pinned(names: Sequence[str], certificate: bytes = b"") -> dict[str, Pinned]:
     """Make the identities of simulated sites."""
     need_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     keys = {name: Ed25519PrivateKey.generate() for name in names}
     roster = {name: key.public_key() for name, key in keys.items()}
-    return {name: Pinned(key, roster) for name, key in keys.items()}
+    return {name: Pinned(key, roster, certificate) for name, key in keys.items()}
 
 
 @dataclass

@@ -128,9 +128,9 @@ class Prepared:
         method, initial = self.terms.method.model_copy(deep=True), self.terms.initial.clone()
         return replace(self.terms, method=method, network=network, initial=initial)
 
-    def parties(self, run: str, names: Sequence[str]) -> list[Party]:
+    def parties(self, run: str, names: Sequence[str], certificate: bytes = b"") -> Sequence[Party]:
         """The simulated sites of these names in secure aggregation."""
-        identities = pinned(names)
+        identities = pinned(names, certificate)
         return [self.party(run, names, number, identities[name]) for number, name in enumerate(names)]
 
     def party(
@@ -218,7 +218,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
     training = data.n_training
-    if experiment.secure:
+    if experiment.secure and not site:
         check_secure(experiment, method, training)
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
