@@ -59,8 +59,10 @@ class Round:
         shares = self.ask(Shares, dict.fromkeys(numbers, joined(given)))
         mine = {n: {str(m): shares[m][str(n)] for m in numbers if m != n} for n in self.there}
         y = self.ask(Masked, mine)[0]["masked"].numpy().view(np.uint64)
-        signed = self.ask(Agree, dict.fromkeys(self.there, {"survivors": torch.tensor(self.there)}))
-        handed = self.ask(Open, dict.fromkeys(self.there, {str(n): each["signature"] for n, each in signed.items()}))
+        listed = {"survivors": torch.tensor(self.there)}
+        signed = self.ask(Agree, dict.fromkeys(self.there, listed))
+        signatures = {str(n): each["signature"] for n, each in signed.items()}
+        handed = self.ask(Open, dict.fromkeys(self.there, signatures))
         aggregator = SimpleNamespace(needs=threshold(self.count), _server=SimpleNamespace(round=1, warn=print))
         total = np.zeros(self.length, np.uint64)
 

@@ -55,10 +55,10 @@ class Simulation:
         self.sites = Sites.at(self._held, terms, checkpoint / "sites" if checkpoint else None, on_disk)
         store = Store(checkpoint / "server" if checkpoint else None, "server", on_disk, device)
         engine, deadline = experiment.engine, experiment.deadline
-        if experiment.secure and engine == "auto":
-            engine = "sites-in-memory"
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
             engine, deadline = "in-process", None
+        if terms.secure:  # whatever engine: no upload leaves a client without its mask
+            engine = "sites-in-memory"
         away = transport is not None  # the sites are real ones
         self._apart = self._sites_apart() if engine == "sites-in-memory" and transport is None else []
         if self._apart:
@@ -223,6 +223,7 @@ def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simu
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
     experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "track": None})
+    experiment = experiment.model_copy(update={"secure": False})  # nothing is aggregated
     agreement = read_agreement(path)
     if agreement is not None:
         objects = replace(objects, data=agreement.data(experiment.dtype))

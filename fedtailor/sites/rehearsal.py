@@ -98,8 +98,6 @@ def rehearse(
     here = {"engine": "in-process", "weights": None, "class_weights": "none", "on_failure": "stop", "states": "memory"}
     here |= {"track": None}  # what a plan names is the server's, and may be code
     experiment = plan.terms().model_copy(update=here)
-    if experiment.secure:
-        experiment = experiment.model_copy(update={"engine": "sites-in-memory"})
     if experiment.epsilon != "inf":  # which is without noise
         experiment = experiment.model_copy(update={"epsilon": None})  # the budget is that of the real samples
     with isolated(), warnings.catch_warnings():

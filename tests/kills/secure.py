@@ -68,7 +68,7 @@ class Mortal:
 
 def attempt(rng: random.Random, folder: Path) -> Attempt:
     """Kill three to nine times, at messages of the protocol."""
-    method, kills, said = rng.choice(METHODS), dict[int, list[tuple[str, str, str]]](), []
+    method, kills = rng.choice(METHODS), dict[int, list[tuple[str, str, str]]]()
     for _ in range(rng.randint(3, 9)):
         chosen = (rng.choice(("server", *NAMES)), rng.choice(STEPS), rng.choice(MOMENTS))
         kills.setdefault(rng.randint(1, ROUNDS), []).append(chosen)

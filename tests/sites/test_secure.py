@@ -15,6 +15,7 @@ import fedtailor as ft
 from fedtailor._common.errors import FedtailorError
 from fedtailor.client.answers import Answering
 from fedtailor.client.secure_party import Party, pinned
+from fedtailor.engines.runs import load
 from fedtailor.messages import Agree, Masked, Message, Open, Request, Shares, State, as_bytes, as_tensor, joined
 from fedtailor.messages.letters import FaultError, Letter, read_letter
 from fedtailor.method import Each, Mean, Method, Total
@@ -54,13 +55,7 @@ def bound(name: str, total: Total, uploads: dict[int, Message], method: Method, 
     return step + mean.abs() * torch.finfo(total[name].dtype).eps
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        name if name in ("fedavg", "pfedmb", "fedproto") else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(set(WITH_MEANS) - SINGLY)
-    ],
-)
+@pytest.mark.parametrize("method", sorted(set(WITH_MEANS) - SINGLY))
 def test_every_method_with_means_has_the_plain_means_and_no_upload_reaches_the_server(method: str) -> None:
     """Each round's means against those of the plain aggregator, from the uploads that were held back; and all bytes."""
     uploads: dict[int, Message] = {}
@@ -437,6 +432,7 @@ def test_sites_with_certificates_have_the_bits_of_a_simulation(federation: Feder
     assert [clients for _, clients in sums.opened] == [[0, 1, 2]] * 3
     simulated = federation.simulated(engine="sites-in-memory")
     assert same_server(real.simulation, simulated.simulation)
+    assert same_server(load(federation.root / "run").simulation, simulated.simulation)  # to look at
 
 
 @pytest.mark.parametrize(("certified", "refusing"), [

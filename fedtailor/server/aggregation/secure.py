@@ -253,11 +253,6 @@ def check_secure(experiment: Experiment, method: Method, clients: int) -> None:
             f"{title} needs every client's own {single[0]}, and secure aggregation shows the server sums alone: take a "
             "method whose uploads are means, like fedavg, or leave --secure out."
         )
-    if experiment.engine not in ("auto", "sites-in-memory") or experiment.debug:
-        other = "--debug" if experiment.debug else f"--engine {experiment.engine}"
-        raise FedtailorError(
-            f"Secure aggregation is between sites that are apart: take --engine sites-in-memory, and leave {other} out."
-        )
     if experiment.attack is not None:
         raise FedtailorError("What hostile clients upload is masked under --secure: leave --attack out.")
     if Rule.parse(experiment.aggregation).kind not in ("mean", "norm-bound"):
