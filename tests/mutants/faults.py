@@ -473,7 +473,7 @@ FAULTS = [
           "tests/sites/test_letters.py::test_an_answer_of_an_earlier_round_is_not_taken_again"),
     Fault("an answer of another site is used", "fedtailor/messages/letters.py", ' or letter.header.get("site") != site',
           "", "tests/sites/test_letters.py::test_a_lie_is_refused_and_the_run_goes_on"),
-    Fault("a fault's text leaves the site", "fedtailor/messages/letters.py", 'FAULTS.get(str(fault), FAULTS["work"])',
+    Fault("a fault's text leaves the site", "fedtailor/messages/letters.py", 'FAULTS.get(kind, FAULTS["work"])',
           "str(fault)", "tests/sites/test_letters.py::test_a_fault_has_none_of_the_sites_words"),
     Fault("a site that tells no metrics tells them", "fedtailor/client/answers.py",
           'if self.tells == "none":\n            return []',
