@@ -35,6 +35,8 @@ def sentences(summary: "Summary", shown: Collection[str] | None = None) -> Itera
     if any(line.chosen for line in lines) and _has(shown, "validation"):
         yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
     yield from _about_no_choice(lines)
+    if any(not line.ranked and line.chosen is not False for line in lines):
+        yield "Lines under attack are not ranked or tested beside those without one."
     seeds = {line.seeds for line in lines}
     if len(seeds) > 1:
         yield "Lines differ in their seeds: what is compared is of the seeds that both have."
