@@ -23,7 +23,7 @@ LINES = 12  # of a comparison that are printed: the best of more
 def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
     """The table for a terminal: all clients, or the worst and the best of many; all lines, or the best of many; `whole`
     says where all are. In several parts where the page is too narrow for all lines."""
-    rows: list[ClientRow | None] = [*table.rows]
+    rows: list[ClientRow | None] = [*table.shown_rows]
     left, cut = [*table.shown_lines], []
     if len(left) > LINES:
         cut.append(f"the best {LINES} of {len(left)} lines")
@@ -136,7 +136,7 @@ def clients_html(table: ClientTable) -> str:
         for name in ("client", "train", "test", *(table.labels[line] for line in table.shown_lines))
     )
     body = []
-    for row in table.rows:
+    for row in table.shown_rows:
         counts = "".join(_cell(n, _count(n), False) for n in (row.n_train, row.n_test))
         own = ((row.values[line], row.best[line]) for line in table.shown_lines)
         cells = counts + "".join(_cell(value, table.shown(value), best) for value, best in own)

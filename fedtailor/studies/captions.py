@@ -178,7 +178,8 @@ def _about_the_test(summary: "Summary") -> Iterable[str]:
         f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
     )
     if test_finds_nothing(summary):
-        yield f"With {clients} clients and so many comparisons, this test cannot find any."
+        many = " and so many comparisons" if len(tested) > 1 else ""
+        yield f"With {clients} clients{many}, this test cannot find any."
 
 
 def test_finds_nothing(summary: "Summary") -> bool:

@@ -53,6 +53,12 @@ class ClientTable:
         return self.ranked_lines or tuple(range(len(self.titles)))
 
     @property
+    def shown_rows(self) -> list[ClientRow]:
+        """The rows that tables for readers have: not those of hostile clients of lines that are not shown."""
+        shown = self.shown_lines
+        return [row for row in self.rows if not row.hostile or any(row.values[n] is not None for n in shown)]
+
+    @property
     def leader(self) -> int:
         """The line that is best in general; the first if there is none."""
         known = [place for place in self.ranked_lines if self.overall[place] is not None]
@@ -66,7 +72,7 @@ class ClientTable:
     def ranked(self) -> list[ClientRow]:
         """The clients from the worst to the best with the line that is best in general; unmeasured ones last."""
         leader, score = self.leader, self.metric.score
-        return sorted(self.rows, key=lambda row: (row.values[leader] is None, score(row.values[leader] or 0.0)))
+        return sorted(self.shown_rows, key=lambda row: (row.values[leader] is None, score(row.values[leader] or 0.0)))
 
     @property
     def caption(self) -> str:
