@@ -283,6 +283,7 @@ class Precision(ft.Method):
     def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
         kinds = {"highest": 0.0, "high": 1.0, "medium": 2.0}
         client.state["seen"] = torch.tensor(kinds[torch.get_float32_matmul_precision()])
+        assert torch.backends.cudnn.allow_tf32 == (torch.get_float32_matmul_precision() != "highest")
         return {"theta": client.descend(message["theta"])}
 
 

@@ -14,6 +14,10 @@ def _use_mkldnn(on: bool) -> None:
     torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
 
 
+def _allow_tf32(on: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = on  # type: ignore[assignment]
+
+
 # What a caller may have set that would change numbers: how it is read and set, and its value in a run. (Deterministic
 # algorithms are not among them: on a CPU these are no others, and elsewhere they are the caller's to ask for.)
 SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
@@ -26,22 +30,26 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
     (torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on), False),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on), False),
+    (lambda: torch.backends.cudnn.allow_tf32, _allow_tf32, False),  # in convolutions, where PyTorch's default is True
 )
 
 
 def matmul_precision(precision: str) -> AbstractContextManager[None]:
-    """Compute products of matrices in this precision meanwhile (see `torch.set_float32_matmul_precision`)."""
+    """Compute products of matrices in this precision meanwhile (see `torch.set_float32_matmul_precision`); below the
+    highest one, convolutions may use TF32."""
     return nullcontext() if precision == "highest" else _matmul_precision(precision)
 
 
 @contextmanager
 def _matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before, tf32 = torch.get_float32_matmul_precision(), bool(torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision(precision)
+    _allow_tf32(True)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        _allow_tf32(tf32)
 
 
 @contextmanager
