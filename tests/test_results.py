@@ -13,6 +13,7 @@ from fedtailor.methods import all_methods
 from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import AGAIN, FEDERATIONS, LEAST, below, differences, fine_tuned, leaderboard, lines
 from results.page import FAR, difference, page, reproduction, studies
+from results.pairs import Pair, rows
 from tests.methods.pages import page_of
 
 ROOT = Path(__file__).parent.parent
@@ -156,3 +157,38 @@ def test_records_are_small_and_name_no_places() -> None:
     for path in files:
         assert path.stat().st_size < 1e6, path
         assert not re.search(rb'"/(tmp|home|root|work)/', path.read_bytes()), path
+
+
+def test_a_pair_is_computed_over_the_clients_that_both_have() -> None:
+    one, other = {"a": 0.9, "b": 0.8, "c": 0.75, "own": 0.1}, {"a": 0.7, "b": 0.7, "c": 0.75, "else": 0.9}
+    pair = Pair.of("one", one, other)
+    assert (pair.better, pair.worse) == (2, 0)
+    assert pair.mean == pytest.approx((20 + 10 + 0) / 3)
+    assert pair.error == pytest.approx(10 / 3**0.5)  # the deviation of 20, 10 and 0 is 10
+    assert pair.p == pytest.approx(0.5)  # of two signs, both positive: 2 / 2²
+
+
+def test_a_verdict_needs_a_corrected_p_below_the_level() -> None:
+    def pair(better: int, worse: int) -> Pair:  # p is exact: 2 / 2ⁿ where all have one sign
+        mine = {client: 0.5 + (0.001 if client < better else -0.001) * (client + 1) for client in range(better + worse)}
+        return Pair.of("", mine, dict.fromkeys(mine, 0.5))
+
+    assert [row[-1] for row in rows([pair(6, 0)])] == ["ahead"]  # 0.031
+    assert [row[-1] for row in rows([pair(0, 6)])] == ["behind"]
+    assert [row[-1] for row in rows([pair(5, 0)])] == ["not decided"]  # 0.0625
+    assert [row[-1] for row in rows([pair(6, 0), pair(3, 3)])] == ["not decided", "not decided"]  # 2 · 0.031
+    assert [row[-1] for row in rows([pair(9, 0), pair(3, 3)])] == ["ahead", "not decided"]
+
+
+def test_a_verdict_stands_beside_the_pairs_that_carry_it() -> None:
+    for study in studies():
+        said = " ".join(study.get("remarks", []))
+        words = re.findall(r"\b(?:ahead|behind|decided|beats?|best|as good as|level with)\b", said)
+        assert "against" in study or not words, study
+
+
+def test_every_paper_table_names_its_rounds() -> None:
+    papers = [part for part in page().split("\n### ") if "fedtailor reproduce" in part and "`. " in part]
+    assert len(papers) == sum("preset" in study for study in studies())
+    for part in papers:
+        assert re.search(r"\*\*(Shortened: \d+ of \d+ rounds|All \d+ rounds)\.", part), part[:200]
