@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.cli.reproduce import sections
-from fedtailor.studies.measures import client_values
+from fedtailor.studies.measures import LEVEL, client_values
 from fedtailor.studies.outcome import (
     further_tables,
     has_last,
@@ -21,7 +21,7 @@ from fedtailor.studies.outcome import (
 )
 from fedtailor.studies.presets import Row, find_preset, presets
 from fedtailor.studies.reproduction import Reproduction
-from results.pairs import HEAD, Pair, points
+from results.pairs import HEAD, Pair, decided, points
 from results.pairs import rows as rows_of_pairs
 
 HERE = Path(__file__).parent
@@ -86,8 +86,15 @@ def not_run() -> Iterator[str]:
             some = len(columns) < len(preset.columns)
             left.append(f"- `{name}`" + (f" ({', '.join(columns)})" if some else "") + f": {preset.title}")
     yield "\n## Not run here\n"
-    yield "Tables and figures of the four papers that have a preset and no records yet (`fedtailor reproduce NAME`):\n"
+    yield "What has no records yet: tables and figures of the four papers (`fedtailor reproduce NAME`), and questions of our"
+    yield "own.\n"
     yield from left
+    yield from (
+        f"- {study['title']} (`fedtailor compare results/studies/{name}.toml`)"
+        for study in studies()
+        if "preset" not in study and not has_records(study)
+        for name in study["comparisons"]
+    )
 
 
 def paper_table(study: Study) -> Iterator[str]:
@@ -218,6 +225,34 @@ def comparison_table(study: Study) -> Iterator[str]:
     yield f"### {study['title']}\n"
     if "text" in study:
         yield f"{study['text']}\n"
+    if "gain" in study:
+        yield f"{rule(study)}\n"
+    if not has_records(study):
+        yield "**Not run yet.**\n"
+    else:
+        yield from lines_of_comparisons(study)
+    yield from (f"    fedtailor compare results/studies/{name}.toml" for name in study["comparisons"])
+    yield ""
+    yield from _remarks(study)
+
+
+def rule(study: Study) -> str:
+    """Write the rule of a study that decides a question."""
+    base = f"{SYMBOLS[study['over']]} = {study['against']:g}"
+    return (
+        f"**The rule, fixed before the first run**: a gain over {base} of more than {study['gain']:g} points with "
+        f"p < {LEVEL:g} decides for that {SYMBOLS[study['over']]}; all else decides nothing for it. Differences are of "
+        "one client within one seed, then their mean over the seeds; p is Wilcoxon's over the clients, by Holm."
+    )
+
+
+def has_records(study: Study) -> bool:
+    """Find out whether the comparisons of a study were run."""
+    return all((COMPARISONS / name / "result.json").is_file() for name in study["comparisons"])
+
+
+def lines_of_comparisons(study: Study) -> Iterator[str]:
+    """Write the tables of a study's comparisons."""
     found = {name: read_result(name) for name in study["comparisons"]}
     over, by = study["over"], study.get("by")
     values = list(dict.fromkeys(line["settings"].get(over) for result in found.values() for line in result["lines"]))
@@ -233,10 +268,6 @@ def comparison_table(study: Study) -> Iterator[str]:
     yield f"\n{over_seeds if len(seeds) > 1 else f'Seed {seeds[0]}.'} ✓: chosen by validation data.\n"
     if "against" in study:
         yield from pairs_of_lines(study, found)
-    for name in found:
-        yield f"    fedtailor compare results/studies/{name}.toml"
-    yield ""
-    yield from _remarks(study)
 
 
 def line_title(study: Study, name: str, value: float | None) -> str:
@@ -262,6 +293,9 @@ def pairs_of_lines(study: Study, found: dict[str, dict[str, Any]]) -> Iterator[s
     yield f"Difference from {SYMBOLS.get(over, over)} = {base:g} on the same clients, mean over seeds:\n"
     yield from _table(HEAD, list(rows_of_pairs(pairs)))
     yield ""
+    if "gain" in study:
+        better = [pair.title for pair in decided(pairs) if pair.mean > study["gain"]]
+        yield f"**By the rule, this decides for {', '.join(better) or 'none'}.**\n"
 
 
 def of_clients(clients: Sequence[dict[str, Any]], line: str) -> dict[str, float]:

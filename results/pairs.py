@@ -46,6 +46,12 @@ class Pair:
         return "ahead" if self.mean > 0 else "behind"
 
 
+def decided(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs whose corrected p decides that they are ahead."""
+    corrected = holm([pair.p for pair in pairs])
+    return [pair for pair, p in zip(pairs, corrected, strict=True) if pair.verdict(p) == "ahead"]
+
+
 def points(value: float) -> str:
     """Write a difference with its sign, with more digits where it is small."""
     return (f"{value:+.3f}" if abs(value) < 0.1 else f"{value:+.2f}").replace("-", "−")

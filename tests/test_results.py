@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
+from fedtailor.experiment import make_experiment
 from fedtailor.experiment.tuned import shipped
 from fedtailor.methods import all_methods
+from fedtailor.studies.presets import find_preset
 from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import AGAIN, FEDERATIONS, LEAST, below, differences, fine_tuned, leaderboard, lines
-from results.page import FAR, difference, page, reproduction, studies
+from results.page import FAR, difference, page, pairs_of_lines, reproduction, studies
 from results.pairs import Pair, rows
 from tests.methods.pages import page_of
 
@@ -192,3 +194,34 @@ def test_every_paper_table_names_its_rounds() -> None:
     assert len(papers) == sum("preset" in study for study in studies())
     for part in papers:
         assert re.search(r"\*\*(Shortened: \d+ of \d+ rounds|All \d+ rounds)\.", part), part[:200]
+
+
+@pytest.mark.parametrize(("gain", "behind", "verdict"), [
+    (0.006, 0, "PGFed, μ = 0.1"), (0.004, 0, "none"), (0.006, 8, "none"),
+])  # fmt: skip
+def test_the_decider_decides_by_its_rule_alone(gain: float, behind: int, verdict: str) -> None:
+    """More than half a point, for enough clients: either alone does not decide."""
+    study = next(study for study in studies() if "gain" in study)
+    titles = {0.0: "without", 0.01: "little", 0.1: "much"}
+    lines = [{"title": title, "settings": {"mu": mu}, "seeds": [0, 1, 2]} for mu, title in titles.items()]
+    clients = [
+        {"name": str(n), "values": {"without": 0.5, "little": 0.5, "much": 0.5 + (-0.004 if n < behind else gain)}}
+        for n in range(20)
+    ]
+    found = {"mu-decider": {"lines": lines, "clients": {"clients": clients}}}
+    assert f"**By the rule, this decides for {verdict}.**\n" in list(pairs_of_lines(study, found))
+
+
+def test_the_decider_is_the_releases_setting() -> None:
+    """Only what the rule names differs from the preset of the paper's table."""
+    asked = tomllib.loads((ROOT / "results" / "studies" / "mu-decider.toml").read_text(encoding="utf-8"))
+    preset = find_preset("pgfed/table1-cifar10-50")
+    ours = make_experiment(
+        {name: value for name, value in asked.items() if name not in ("methods", "seeds", "grid")} | {"method": "pgfed"}
+    )
+    row = next(row for row in preset.rows if row.name == "pgfed")
+    theirs = preset.experiment(row, "50")
+    mine, paper = ours.model_dump(), theirs.model_dump()
+    different = {name for name in paper if mine[name] != paper[name] and name not in ("parameters", "seed")}
+    assert different == {"max_train", "rounds", "evaluation"}
+    assert asked["grid"]["mu"] == [0.0, 0.01, 0.1]
