@@ -86,8 +86,8 @@ def not_run() -> Iterator[str]:
             some = len(columns) < len(preset.columns)
             left.append(f"- `{name}`" + (f" ({', '.join(columns)})" if some else "") + f": {preset.title}")
     yield "\n## Not run here\n"
-    yield "What has no records yet: tables and figures of the four papers (`fedtailor reproduce NAME`), and questions of our"
-    yield "own.\n"
+    yield "What has no records yet: tables and figures of the four papers (`fedtailor reproduce NAME`), and questions"
+    yield "of our own.\n"
     yield from left
     yield from (
         f"- {study['title']} (`fedtailor compare results/studies/{name}.toml`)"
