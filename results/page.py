@@ -21,7 +21,7 @@ from fedtailor.studies.outcome import (
 )
 from fedtailor.studies.presets import Row, find_preset, presets
 from fedtailor.studies.reproduction import Reproduction
-from results.pairs import HEAD, Pair, decided, points
+from results.pairs import HEAD, Pair, decided, of_clients, points
 from results.pairs import rows as rows_of_pairs
 
 HERE = Path(__file__).parent
@@ -296,11 +296,6 @@ def pairs_of_lines(study: Study, found: dict[str, dict[str, Any]]) -> Iterator[s
     if "gain" in study:
         better = [pair.title for pair in decided(pairs) if pair.mean > study["gain"]]
         yield f"**By the rule, this decides for {', '.join(better) or 'none'}.**\n"
-
-
-def of_clients(clients: Sequence[dict[str, Any]], line: str) -> dict[str, float]:
-    """Read a line's values of the clients that were measured."""
-    return {client["name"]: value for client in clients if (value := client["values"].get(line)) is not None}
 
 
 def read_result(name: str) -> dict[str, Any]:

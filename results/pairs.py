@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedtailor.studies.measures import LEVEL, holm, wilcoxon
 
@@ -44,6 +44,11 @@ class Pair:
         if (self.mean > 0) != (self.better > self.worse):
             return "not decided"
         return "ahead" if self.mean > 0 else "behind"
+
+
+def of_clients(clients: Sequence[dict[str, Any]], line: str) -> dict[str, float]:
+    """Read a line's values of the clients that were measured."""
+    return {client["name"]: value for client in clients if (value := client["values"].get(line)) is not None}
 
 
 def decided(pairs: Sequence[Pair]) -> list[Pair]:

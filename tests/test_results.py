@@ -9,13 +9,14 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.experiment import make_experiment
-from fedtailor.experiment.tuned import shipped
+from fedtailor.experiment.tuned import find_settings, shipped
 from fedtailor.methods import all_methods
 from fedtailor.studies.presets import find_preset
-from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
+from results.keeping import keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import AGAIN, FEDERATIONS, LEAST, below, differences, fine_tuned, leaderboard, lines
 from results.page import FAR, difference, page, pairs_of_lines, reproduction, studies
 from results.pairs import Pair, rows
+from results.shipping import SHIPPED, shipped_text, worse
 from tests.methods.pages import page_of
 
 ROOT = Path(__file__).parent.parent
@@ -81,23 +82,45 @@ def test_a_comparison_is_kept_as_its_summary(tmp_path: Path) -> None:
     assert not (tmp_path / "kept" / "race" / "runs").exists()
 
 
-def test_a_tuning_is_kept_as_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ft.tune(["local"], trials=2, seeds=[0], out=tmp_path / "all" / "digits", **SMALL)
-    (tmp_path / "settings").mkdir()
-    monkeypatch.setattr("results.keeping.SETTINGS", tmp_path / "settings")
-    assert list(keep_tunings(tmp_path / "all", tmp_path / "kept")) == [tmp_path / "kept" / "digits"]
-    assert {path.name for path in (tmp_path / "kept" / "digits").iterdir()} == {"tuning.toml", "tuned.toml", "trials"}
-    written = (tmp_path / "settings" / "digits.toml").read_text().splitlines()
-    assert written[0] == "# digits (8×8)"
-    assert written[1:] == (tmp_path / "all" / "digits" / "tuned.toml").read_text().splitlines()
+def test_a_tuning_is_kept_as_its_trials_and_shipped_only_with_enough_of_them(tmp_path: Path) -> None:
+    ft.tune(["local"], trials=2, seeds=[0], out=tmp_path / "all" / "mine", **SMALL)
+    assert list(keep_tunings(tmp_path / "all", tmp_path / "kept")) == [tmp_path / "kept" / "mine"]
+    assert {path.name for path in (tmp_path / "kept" / "mine").iterdir()} == {"tuning.toml", "tuned.toml", "trials"}
+    (tmp_path / "all" / "mine").rename(tmp_path / "all" / "digits")
+    with pytest.raises(ft.FedtailorError, match=r"2 trials on 1 seed\(s\): make at least 16 on 3"):
+        list(keep_tunings(tmp_path / "all", tmp_path / "kept"))
+    assert not (tmp_path / "kept" / "digits").exists()
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_settings_are_those_of_the_kept_tuning(name: str) -> None:
-    chosen = (ROOT / "results" / "tunings" / name / "tuned.toml").read_text(encoding="utf-8")
-    assert (ROOT / "fedtailor" / "experiment" / "tuned" / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[
-        2
-    ] == chosen
+def test_shipped_settings_are_those_of_the_kept_tuning_where_these_are_not_worse(name: str) -> None:
+    kept = (ROOT / "fedtailor" / "experiment" / "tuned" / f"{name}.toml").read_text(encoding="utf-8")
+    assert kept == shipped_text(name), "write it anew: python -m results"
+    chosen = find_settings(ROOT / "results" / "tunings" / name)
+    for method in chosen.methods:
+        assert shipped(name).of(method) == ({} if method in worse(name) else chosen.of(method))
+
+
+def test_what_is_worse_than_the_default_on_fresh_seeds_is_not_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(kind: str, values: dict[str, float]) -> None:
+        lines = [{"title": method, "method": method, "seeds": [2, 3, 4]} for method in values]
+        clients = [{"name": str(n), "values": {m: v + n / 1000 * v for m, v in values.items()}} for n in range(20)]
+        (tmp_path / f"fresh-{kind}-fashion-dirichlet").mkdir()
+        text = json.dumps({"lines": lines, "clients": {"clients": clients}})
+        (tmp_path / f"fresh-{kind}-fashion-dirichlet" / "result.json").write_text(text)
+
+    monkeypatch.setattr("results.shipping.COMPARISONS", tmp_path)
+    record("tuned", {"fedper": 0.85, "fedrod": 0.92, "apfl": 0.9})
+    record("defaults", {"fedper": 0.89, "fedrod": 0.91, "apfl": 0.9})
+    assert worse("fashion-dirichlet") == ["fedper"]
+    content = tomllib.loads(shipped_text("fashion-dirichlet"))
+    assert "fedper" in content["methods"]
+    assert "fedper" not in content["settings"]
+    assert content["settings"]["fedrod"]["lr"] == 0.29
+    assert content["settings"]["apfl"]["lr"] == 0.243
+    assert "behind them with other seeds: fedper." in shipped_text("fashion-dirichlet").splitlines()[1]
 
 
 @pytest.mark.parametrize(("ours", "paper", "text"), [
