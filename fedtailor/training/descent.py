@@ -1,6 +1,6 @@
 """Local descent: the loop over batches that every method shares, on flat vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -84,9 +84,9 @@ class Batch:
         return self.loss_function(self.outputs, self.y)
 
     @property
-    def extra(self) -> nn.ParameterDict:
+    def extra(self) -> Mapping[str, Tensor]:
         """The method's extra tensors, which this pass trains."""
-        return self.network.extra
+        return cast(Mapping[str, Tensor], self.network.extra)
 
 
 Objective = Callable[[Batch], Tensor]
