@@ -72,6 +72,8 @@ GROUPS = {
         {
             "plan": ("kits", "Check a plan, and make a directory for each role: what to run, and its keys."),
             "approve": ("kits", "Sign the request of a site, so that it may take part."),
+            "renew": ("kits", "Make new keys of the server and the admin, before their certificates end."),
+            "revoke": ("kits", "Revoke all certificates that a site has so far."),
             "run": ("site_run", "Run the plan with its sites, on from where it was stopped."),
             "status": ("site_run", "Show which sites are there, and how far the run is."),
             "doctor": ("kits", "Check a kit, or a running site, for unsafe settings and old certificates."),
