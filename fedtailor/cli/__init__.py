@@ -76,6 +76,7 @@ GROUPS = {
             "revoke": ("kits", "Revoke all certificates that a site has so far."),
             "run": ("site_run", "Run the plan with its sites, on from where it was stopped."),
             "status": ("site_run", "Show which sites are there, and how far the run is."),
+            "share": ("kits", "Write what a hospital that comes later needs to adapt the model, and no more."),
             "doctor": ("kits", "Check a kit, or a running site, for unsafe settings and old certificates."),
         },
     ),

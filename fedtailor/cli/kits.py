@@ -121,6 +121,20 @@ def revoke(
     _say("Copy this file to the same place in the server's kit, if that is on another machine: no restart is needed.")
 
 
+def share(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the run directory of a federation")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="a new directory, to be sent")],
+) -> None:
+    """Write what a hospital that comes later needs for `fedtailor adapt`: what every site was sent, and no more.
+
+    No declared fact, metric or upload of a site is in it; their names are.
+    """
+    from fedtailor.model_files.handover import hand_over
+
+    round = hand_over(run, to)
+    _say(f"The model of round {round} is in {to}: for `fedtailor adapt {to} --data FILE --to DIR`.")
+
+
 def doctor(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="a kit, a site's file, or a site's directory")],
 ) -> None:

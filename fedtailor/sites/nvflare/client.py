@@ -22,7 +22,7 @@ REFUSED = (
 EVENTS = (  # in NVFlare's output, and in plain words
     (re.compile(rb"Successfully registered client"), "Connected to {server}:{port}."),
     (re.compile(rb"Launch the job in process ID"), "A job has begun."),
-    (re.compile(rb"certificate of \S+ is revoked|UNAUTHENTICATED|register_client unauthenticated"), REFUSED),
+    (re.compile(rb"could not register to server|certificate of \S+ is revoked"), REFUSED),
     (re.compile(rb"cannot send to 'server'"), "The server is not reached; trying again."),
     (re.compile(rb"SSLCertVerificationError|certificate verify failed"), "The server's certificate was not accepted."),
 )
@@ -54,9 +54,11 @@ def _connect(path: Path, file: SiteFile, plan: Plan, tell: Callable[[str], None]
     output, news, last = Follow(log), Follow(file.private / LOG), ""
     tell(f"Connecting to {plan.server}:{plan.port} …")
     process = launch("client", file.name, file.path(file.kit), log, **{SITE: str(path.resolve())})
+    running = True
     try:
-        while process.poll() is None:
+        while running:
             time.sleep(LOOK)
+            running = process.poll() is None  # what it said last is told too
             for line in output.lines():
                 for pattern, words in EVENTS:
                     if pattern.search(line) and words != last:
