@@ -88,6 +88,7 @@ GROUPS = {
             "request": ("kits", "Make the site's keys, which stay here, and a request to be signed."),
             "install": ("kits", "Make the site's kit from the coordinator's answer."),
             "start": ("site_run", "Take part: connect to the server and do the work that it asks for."),
+            "leave": ("site_check", "Remove the site's states and keys, and say what remains of its data elsewhere."),
         },
     ),
 }

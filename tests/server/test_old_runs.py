@@ -82,6 +82,6 @@ def test_a_run_in_another_format_is_refused_in_one_sentence(old: Path) -> None:
     with pytest.raises(FedtailorError) as refused:
         ft.resume(old / "simulated", data=samples())
     assert str(refused.value) == (
-        f"The run in {old / 'simulated'} was made by fedtailor 0.1.0 in another format (2, not 1): use that version, or "
-        "run its experiment.toml again."
+        f"The run in {old / 'simulated'} was made by fedtailor 0.1.0 in another format (2, not 1): use that version, "
+        "or run its experiment.toml again."
     )
