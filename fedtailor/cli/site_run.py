@@ -98,7 +98,7 @@ def status(
     """Show which sites are there, and how far the run is: once, or with --watch again and again."""
     from fedtailor.sites.plan import read_plan
 
-    content = read_plan(plan)
+    content = read_plan(plan, names=False)
     directory = to or plan.parent / "runs" / content.name
     if not read_status(directory):
         raise FedtailorError(f"There is no run in {directory} yet: start it with `fedtailor deploy run {plan}`.")
@@ -147,7 +147,7 @@ def start(
     from fedtailor.sites.site_file import read_site
 
     file = read_site(site)
-    plan = file.read_plan()
+    plan = file.read_plan(names=False)
     tell = Teller(as_json, role="site", federation=plan.name, site=file.name)
     with suppress(KeyboardInterrupt), tell.refusals(), _site_metrics(metrics, file, plan):
         stay_connected(site, tell, plain=as_json)

@@ -64,7 +64,7 @@ def _below(path: Path) -> Iterator[Path]:
 
 def _plan_beside(kit: Path) -> Plan | None:
     file = kit.parent / PLAN
-    return read_plan(file) if file.exists() else None
+    return read_plan(file, names=False) if file.exists() else None
 
 
 def _site(site: SiteFile) -> Iterator[Finding]:
@@ -73,7 +73,7 @@ def _site(site: SiteFile) -> Iterator[Finding]:
     if not (kit / "startup").is_dir():
         raise FedtailorError(f"The site {site.name} has no kit in {kit}: make it with `fedtailor site request`.")
     try:
-        plan = site.read_plan()
+        plan = site.read_plan(names=False)
     except FedtailorError as error:
         yield Finding("plan", str(error), "ask the coordinator for the plan, or correct the site's file.")
         plan = None

@@ -47,7 +47,7 @@ class Sent:
 def request_kit(site: Path) -> Sent:
     """Make a site's key, and a request to send to the coordinator. The key stays in the site's directory."""
     own = read_site(site)
-    plan, folder, file = own.read_plan(), own.private / REQUEST, own.here / f"{own.name}.request.zip"
+    plan, folder, file = own.read_plan(names=False), own.private / REQUEST, own.here / f"{own.name}.request.zip"
     if os.path.lexists(folder):
         raise FedtailorError(
             f"{own.name} has asked already, with a key in {folder}: send {file}, or remove the directory to ask again."
@@ -71,7 +71,7 @@ def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bo
 
     `again` signs for a site that has an answer already: it lost its key, or its certificate ends.
     """
-    plan = read_plan(kits / "server" / PLAN)
+    plan = read_plan(kits / "server" / PLAN, names=False)
     need_root_key(kits)
     with TemporaryDirectory() as work:
         mine = Path(work) / "request.zip"  # what is looked at is what is signed
@@ -104,7 +104,7 @@ def install(site: Path, answer: Path, fingerprint: str, again: bool = False) -> 
     `again` puts it in the place of the site's kit so far, whose certificate ends. Nothing else at the site changes.
     """
     own = read_site(site)
-    plan, kit, folder = own.read_plan(), own.path(own.kit), own.private / REQUEST
+    plan, kit, folder = own.read_plan(names=False), own.path(own.kit), own.private / REQUEST
     if os.path.lexists(kit) and not again:
         raise FedtailorError(f"There is a kit in {kit} already: give --again if this is to take its place.")
     check_idle(kit)

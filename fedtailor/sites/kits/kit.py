@@ -100,7 +100,7 @@ def _make_own(plan: Plan, out: Path) -> None:
 
 def renew_kits(out: Path) -> Plan:
     """Make new keys and certificates of the server and the admin, with the same root: sites need nothing new."""
-    plan = read_plan(out / SERVER / PLAN)
+    plan = read_plan(out / SERVER / PLAN, names=False)
     need_root_key(out)
     for name in (SERVER, ADMIN):
         check_idle(out / name / KIT)

@@ -20,7 +20,7 @@ _FORMAT = TypeAdapter(dict[str, AwareDatetime])
 
 def revoke(kits: Path, site: str) -> Path:
     """Revoke all certificates that a site has so far; return the list, which is to be in the server's kit."""
-    plan = read_plan(kits / "server" / "federation.toml")
+    plan = read_plan(kits / "server" / "federation.toml", names=False)
     if site not in plan.sites:
         raise unknown("site in the plan", site, plan.sites)
     path = kits / "server" / "kit" / REVOKED

@@ -38,7 +38,7 @@ FAULT = f"A fault: its text is in {LOG}."
 def stay_connected(path: Path, tell: Callable[[str], None], plain: bool = False) -> None:
     """Take part in a federation with what a site's file says, until Ctrl-C. `plain`: tell no text of a fault."""
     file = read_site(path)
-    plan = file.read_plan()
+    plan = file.read_plan(names=False)
     check_kit(file.path(file.kit), "client", file.name)
     make_directory(file.private)
     with alone(file.private / LOCK, f"{file.name} takes part already: another `fedtailor site start` runs here."):
