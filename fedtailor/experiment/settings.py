@@ -188,8 +188,8 @@ class Experiment(_Strict):
     clients: int | None = Field(None, ge=1, le=MOST, description="number of clients [20, or as many as the data names]")
     partition: str | None = Field(
         None,
-        description="how clients share the samples; or your own, a CSV file (sample,client) or module:function "
-        "[dirichlet:0.3, or natural where the data names clients]",
+        description="how clients share the samples, and how their features shift (iid+rotate:0,90,180,270); or your "
+        "own, a CSV file (sample,client) or module:function [dirichlet:0.3, or natural where the data names clients]",
     )
     split: Literal["merge", "official", "hash"] | None = Field(
         None,
