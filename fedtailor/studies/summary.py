@@ -393,7 +393,7 @@ def check_comparable(results: Sequence[RunResult]) -> None:
 def _samples(result: RunResult) -> Plain:
     """Return the partition, without the names of the data and of the partition, the checksum of the network and who is
     hostile."""
-    left_out = ("data", "partition", "assignment", "network", "hostile")
+    left_out = ("data", "partition", "assignment", "network", "hostile", "picture")
     return {name: value for name, value in result.partition.items() if name not in left_out}
 
 
