@@ -184,7 +184,7 @@ class FederatedData:
             return self
         room = (sizes + step - 1) // step * step
         room[-1:] = sizes[-1:]  # nobody is behind the last one
-        moved = torch.zeros(self.n_clients, dtype=torch.int64)
+        moved = torch.zeros(self.n_clients, dtype=torch.int64, device="cpu")
         moved[stored] = room.cumsum(0) - room
         order = _rows(starts, room, sizes).to(self.y.device)
         bounds = self.bounds - self.bounds[:, :1] + moved[:, None]
@@ -304,11 +304,12 @@ class FederatedData:
         if self.elsewhere is not None or self.targets == "numbers":
             return sizes[:, None]
         labels = self.y[_rows(self.bounds[:, first], sizes).to(self.y.device)].cpu()
-        client, classes = torch.arange(self.n_clients).repeat_interleave(sizes), len(self.classes)
+        client, classes = torch.arange(self.n_clients, device="cpu").repeat_interleave(sizes), len(self.classes)
         if self.targets == "classes":
             cells = torch.bincount(client * classes + labels, minlength=self.n_clients * classes)
             return cells.view(self.n_clients, classes)
-        return torch.zeros(self.n_clients, classes, dtype=torch.int64).index_add_(0, client, labels.long())
+        counted = torch.zeros(self.n_clients, classes, dtype=torch.int64, device="cpu")
+        return counted.index_add_(0, client, labels.long())
 
     def class_counts(self) -> Tensor:
         """Count all training clients' training samples by class."""
@@ -321,7 +322,7 @@ def _rows(starts: Tensor, numbers: Tensor, sizes: Tensor | None = None) -> Tenso
     """List the rows from these starts, so many of each. Of those that have only so many (`sizes`), the last one
     stands for what is missing."""
     before = numbers.cumsum(0) - numbers
-    rows = torch.arange(int(numbers.sum())) - before.repeat_interleave(numbers)
+    rows = torch.arange(int(numbers.sum()), device="cpu") - before.repeat_interleave(numbers)
     if sizes is not None:
         rows = rows.minimum((sizes - 1).repeat_interleave(numbers))
     return rows + starts.repeat_interleave(numbers)
@@ -333,7 +334,7 @@ def _tensors(x: Inputs, rows: Tensor) -> Iterator[Tensor]:
         for part in x.parts:
             yield from _tensors(part, rows)
     elif isinstance(x, Lazy):
-        yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED).long().unique()]))
+        yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED, device="cpu").long().unique()]))
     else:
         yield from (select(x, piece) for piece in rows.to(x.device).split(PIECE))
 
