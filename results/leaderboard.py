@@ -12,6 +12,7 @@ from docs.make_methods_page import page_of
 from fedtailor._common.text import human_bytes
 from fedtailor.experiment.tuned import shipped
 from fedtailor.methods import CATALOGUE, all_methods
+from fedtailor.studies.measures import LEVEL, holm, wilcoxon
 
 HERE = Path(__file__).parent
 FEDERATIONS = {
@@ -23,6 +24,7 @@ FEDERATIONS = {
 OPTIONS = {"choose": "choose", "every": "evaluate-every"}  # of the command line, for settings of the evaluation
 AGAIN = ("digits", "flights")  # the federations whose column was run on another processor, too
 COLUMN = "fedtailor compare results/tunings/FEDERATION/tuned.toml --seeds 0,1"
+OUTER = "pgfed"  # of the compositions
 LEAST = 0.9  # share of Local's accuracy that a method must reach with its defaults, or its page says why not
 Line = dict[str, Any]
 
@@ -46,19 +48,24 @@ ones, and differences without significance say nothing at all.
 @cache
 def result(kind: str, federation: str) -> dict[str, Any]:
     """Read the summary of one comparison."""
-    path = HERE / "comparisons" / f"{kind}-{federation}" / "result.json"
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(path_of(kind, federation).read_text(encoding="utf-8"))
     return content
 
 
+def path_of(kind: str, federation: str) -> Path:
+    """Return the path of a comparison's summary."""
+    return HERE / "comparisons" / f"{kind}-{federation}" / "result.json"
+
+
 def lines(kind: str, federation: str) -> dict[str, Line]:
-    """Return the lines of a comparison by method."""
-    return {line["method"]: line for line in result(kind, federation)["lines"]}
+    """Return the lines of a comparison by method; with those of methods that came later, if it is of defaults."""
+    kinds = ("later", kind) if kind == "defaults" and path_of("later", federation).exists() else (kind,)
+    return {line["method"]: line for each in kinds for line in result(each, federation)["lines"]}
 
 
 def leaderboard() -> str:
     """Write the whole page."""
-    return "\n".join([*_tuned(), *_fine_tuned(), *_costs(), *_defaults(), *_rounding()]) + "\n"
+    return "\n".join([*_tuned(), *_fine_tuned(), *_costs(), *_defaults(), *_compositions(), *_rounding()]) + "\n"
 
 
 def _tuned() -> Iterator[str]:
@@ -161,6 +168,36 @@ def _defaults() -> Iterator[str]:
     for method in all_methods():
         yield _row([f"`{method}`", *(_share(of.get(method), of["local"]) for of in found.values())])
     yield "\n    fedtailor compare results/federations/FEDERATION.toml"
+
+
+def _compositions() -> Iterator[str]:
+    found = {name: composed(name) for name in FEDERATIONS if path_of("compositions", name).exists()}
+    yield "\n## Compositions\n"
+    yield "What [PGFed's auxiliary risk](compositions.md) adds to other methods, all at their defaults, seed 0: how"
+    yield f"many points `{OUTER}+METHOD` is better than METHOD, mean over the same clients, and how many of these are"
+    yield f"better and worse. `*`: p < {LEVEL:g} in a paired Wilcoxon test over the clients, corrected by Holm for the"
+    yield "methods of a column. Federations without a column, and other methods, were not run.\n"
+    yield from _head(["method", *found])
+    for method in dict.fromkeys(method for of in found.values() for method in of):
+        yield _row([f"`{method}`", *(of.get(method, "–") for of in found.values())])
+    yield "\n    fedtailor compare results/studies/compositions-FEDERATION.toml"
+
+
+def composed(federation: str) -> dict[str, str]:
+    """Write by how many points a composition is better than the method alone, over the same clients, by method."""
+    clients = [client["values"] for client in result("compositions", federation)["clients"]["clients"]]
+    values = {name: {i: of[name] for i, of in enumerate(clients)} for name in clients[0]}
+    methods = [name for name in values if f"{OUTER}+{name}" in values]
+    pairs = [(values[f"{OUTER}+{name}"], values[name]) for name in methods]
+    ps = holm([1.0 if (p := wilcoxon(*pair)) is None else p for pair in pairs])
+    return {name: _difference(*pair, p) for name, pair, p in zip(methods, pairs, ps, strict=True)}
+
+
+def _difference(one: dict[int, float], other: dict[int, float], p: float) -> str:
+    """Write a difference in points, and how many clients are better and worse."""
+    away = [round(one[client] - other[client], 12) for client in one]
+    better, worse = sum(each > 0 for each in away), sum(each < 0 for each in away)
+    return f"{100 * fmean(away):+.2f} ({better}, {worse}){' *' if p < LEVEL else ''}".replace("-", "−")
 
 
 def _rounding() -> Iterator[str]:

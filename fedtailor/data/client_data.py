@@ -294,11 +294,13 @@ class FederatedData:
         if self.elsewhere is not None or self.targets == "numbers":
             return sizes[:, None]
         labels = self.y[_rows(self.bounds[:, first], sizes).to(self.y.device)].cpu()
-        client, classes = torch.arange(self.n_clients).repeat_interleave(sizes), len(self.classes)
+        client, classes = torch.arange(self.n_clients, device="cpu").repeat_interleave(sizes), len(self.classes)
         if self.targets == "classes":
             cells = torch.bincount(client * classes + labels, minlength=self.n_clients * classes)
             return cells.view(self.n_clients, classes)
-        return torch.zeros(self.n_clients, classes, dtype=torch.int64).index_add_(0, client, labels.long())
+        return torch.zeros(self.n_clients, classes, dtype=torch.int64, device="cpu").index_add_(
+            0, client, labels.long()
+        )
 
     def class_counts(self) -> Tensor:
         """Count all training clients' training samples by class."""
@@ -311,7 +313,7 @@ def _rows(starts: Tensor, numbers: Tensor, sizes: Tensor | None = None) -> Tenso
     """List the rows from these starts, so many of each. Of those that have only so many (`sizes`), the last one
     stands for what is missing."""
     before = numbers.cumsum(0) - numbers
-    rows = torch.arange(int(numbers.sum())) - before.repeat_interleave(numbers)
+    rows = torch.arange(int(numbers.sum()), device="cpu") - before.repeat_interleave(numbers)
     if sizes is not None:
         rows = rows.minimum((sizes - 1).repeat_interleave(numbers))
     return rows + starts.repeat_interleave(numbers)
