@@ -12,7 +12,9 @@ from docs.make_methods_page import page_of
 from fedtailor._common.text import human_bytes
 from fedtailor.experiment.tuned import shipped
 from fedtailor.methods import CATALOGUE, all_methods
-from fedtailor.studies.measures import LEVEL, holm, wilcoxon
+from results.pairs import HEAD, Pair, of_clients, rows
+from results.shipping import FRESH
+from results.shipping import table as fresh_table
 
 HERE = Path(__file__).parent
 FEDERATIONS = {
@@ -37,9 +39,10 @@ INTRODUCTION = """\
 data** ({tuned}, the same budget for all); those that came later are below, [with the defaults](#with-the-defaults).
 Accuracy in % of the personal models on test samples, mean over clients, after 20 rounds of 5 local epochs with `mlp`,
 mean ± standard deviation over the seeds {seeds}. **Bold** is the best of a column; `≈`: no significant difference from
-it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed 0 alone. A rank says what a
-method is worth on such federations, with few samples, few rounds and a small network. It says nothing about large
-ones, and differences without significance say nothing at all.
+it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed 0 alone, at its validation
+samples; with seed 1 the same samples are partitioned differently, so that a test sample may be one that tuning saw. A
+rank says what a method is worth on such federations, with few samples, few rounds and a small network. It says nothing
+about large ones, and differences without significance say nothing at all.
 
 {federations}
 """
@@ -65,7 +68,8 @@ def lines(kind: str, federation: str) -> dict[str, Line]:
 
 def leaderboard() -> str:
     """Write the whole page."""
-    return "\n".join([*_tuned(), *_fine_tuned(), *_costs(), *_defaults(), *_compositions(), *_rounding()]) + "\n"
+    parts = [*_tuned(), *_fine_tuned(), *_fresh(), *_costs(), *_defaults(), *_compositions(), *_rounding()]
+    return "\n".join(parts) + "\n"
 
 
 def _tuned() -> Iterator[str]:
@@ -108,11 +112,11 @@ def fine_tuned(federation: str) -> Line:
     return next(line for line in result("fine-tuned", federation)["lines"] if line["settings"]["fine_tune"])
 
 
-def command(federation: str, method: str = "METHOD") -> str:
+def command(federation: str, method: str = "METHOD", seeds: str = "0,1") -> str:
     """Write the command of one cell."""
     asked = tomllib.loads((HERE / "federations" / f"{federation}.toml").read_text(encoding="utf-8"))
     options = {**asked, **{OPTIONS[name]: value for name, value in asked["evaluation"].items()}}
-    words = ["fedtailor", "compare", method, "--settings", f"tuned:{federation}", "--seeds", "0,1"]
+    words = ["fedtailor", "compare", method, "--settings", f"results/tunings/{federation}", "--seeds", seeds]
     for name, value in options.items():
         if name not in ("methods", "seeds", "evaluation", "parameters"):
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -138,6 +142,23 @@ def _accuracy(line: Line | None) -> str:
 
 def _number(line: Line) -> str:
     return f"{100 * line['value']:.2f} ± {100 * (line['value_std'] or 0):.2f}"
+
+
+def _fresh() -> Iterator[str]:
+    yield "## Are the tuned settings better than the defaults?\n"
+    seeds = FRESH.replace(",", ", ")
+    yield f"The tunings' choices beside the methods' defaults, with the seeds {seeds}, which no tuning saw."
+    yield "Differences are tuned less default, paired over clients ([how](results.md)). A method whose tuned settings"
+    yield "are *behind* has its defaults in"
+    yield "[`--settings tuned:NAME`](tuning.md#settings-that-come-with-fedtailor). Where a tuning chose the defaults"
+    yield "there is nothing to compare.\n"
+    for name in FEDERATIONS:
+        yield from fresh_table(name)
+    yield "The two commands behind a row:\n"
+    for name in FEDERATIONS:
+        tuned = command(name, seeds=FRESH)
+        yield f"    {tuned}\n    {tuned.replace(f' --settings results/tunings/{name}', '')}"
+    yield ""
 
 
 def _costs() -> Iterator[str]:
@@ -171,33 +192,23 @@ def _defaults() -> Iterator[str]:
 
 
 def _compositions() -> Iterator[str]:
-    found = {name: composed(name) for name in FEDERATIONS if path_of("compositions", name).exists()}
     yield "\n## Compositions\n"
-    yield "What [PGFed's auxiliary risk](compositions.md) adds to other methods, all at their defaults, seed 0: how"
-    yield f"many points `{OUTER}+METHOD` is better than METHOD, mean over the same clients, and how many of these are"
-    yield f"better and worse. `*`: p < {LEVEL:g} in a paired Wilcoxon test over the clients, corrected by Holm for the"
-    yield "methods of a column. Federations without a column, and other methods, were not run.\n"
-    yield from _head(["method", *found])
-    for method in dict.fromkeys(method for of in found.values() for method in of):
-        yield _row([f"`{method}`", *(of.get(method, "–") for of in found.values())])
+    yield "What [PGFed's auxiliary risk](compositions.md) adds to other methods, all at their defaults, seed 0:"
+    yield f"`{OUTER}+METHOD` beside METHOD on the same clients. p is Wilcoxon's, corrected by Holm for the lines of the"
+    yield "table. Federations and methods without a line were not run.\n"
+    yield from _head(list(HEAD))
+    yield from map(_row, rows([pair for name in FEDERATIONS for pair in composed(name)]))
     yield "\n    fedtailor compare results/studies/compositions-FEDERATION.toml"
 
 
-def composed(federation: str) -> dict[str, str]:
-    """Write by how many points a composition is better than the method alone, over the same clients, by method."""
-    clients = [client["values"] for client in result("compositions", federation)["clients"]["clients"]]
-    values = {name: {i: of[name] for i, of in enumerate(clients)} for name in clients[0]}
+def composed(federation: str) -> list[Pair]:
+    """Compare compositions with the methods alone, where they were run."""
+    if not path_of("compositions", federation).exists():
+        return []
+    clients = result("compositions", federation)["clients"]["clients"]
+    values = {name: of_clients(clients, name) for name in lines("compositions", federation)}
     methods = [name for name in values if f"{OUTER}+{name}" in values]
-    pairs = [(values[f"{OUTER}+{name}"], values[name]) for name in methods]
-    ps = holm([1.0 if (p := wilcoxon(*pair)) is None else p for pair in pairs])
-    return {name: _difference(*pair, p) for name, pair, p in zip(methods, pairs, ps, strict=True)}
-
-
-def _difference(one: dict[int, float], other: dict[int, float], p: float) -> str:
-    """Write a difference in points, and how many clients are better and worse."""
-    away = [round(one[client] - other[client], 12) for client in one]
-    better, worse = sum(each > 0 for each in away), sum(each < 0 for each in away)
-    return f"{100 * fmean(away):+.2f} ({better}, {worse}){' *' if p < LEVEL else ''}".replace("-", "−")
+    return [Pair.of(f"{federation}, `{name}`", values[f"{OUTER}+{name}"], values[name]) for name in methods]
 
 
 def _rounding() -> Iterator[str]:
