@@ -72,8 +72,11 @@ GROUPS = {
         {
             "plan": ("kits", "Check a plan, and make a directory for each role: what to run, and its keys."),
             "approve": ("kits", "Sign the request of a site, so that it may take part."),
+            "renew": ("kits", "Make new keys of the server and the admin, before their certificates end."),
+            "revoke": ("kits", "Revoke all certificates that a site has so far."),
             "run": ("site_run", "Run the plan with its sites, on from where it was stopped."),
             "status": ("site_run", "Show which sites are there, and how far the run is."),
+            "share": ("kits", "Write what a hospital that comes later needs to adapt the model, and no more."),
             "doctor": ("kits", "Check a kit, or a running site, for unsafe settings and old certificates."),
         },
     ),
@@ -85,6 +88,7 @@ GROUPS = {
             "request": ("kits", "Make the site's keys, which stay here, and a request to be signed."),
             "install": ("kits", "Make the site's kit from the coordinator's answer."),
             "start": ("site_run", "Take part: connect to the server and do the work that it asks for."),
+            "leave": ("site_check", "Remove the site's states and keys, and say what remains of its data elsewhere."),
         },
     ),
 }

@@ -11,6 +11,7 @@ from fedtailor.cli.display import visible
 if TYPE_CHECKING:
     from fedtailor.sites.plan import Plan
 
+Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the directory of deploy plan")]
 Site = Annotated[Path, typer.Argument(metavar="SITE.TOML", help="the site's file")]
 
 
@@ -49,7 +50,7 @@ def plan(
 
 
 def approve(
-    kits: Annotated[Path, typer.Argument(metavar="KITS", help="the directory of deploy plan")],
+    kits: Kits,
     request: Annotated[Path, typer.Argument(metavar="REQUEST", help="what a site sent")],
     fingerprint: Annotated[
         str | None, typer.Option(metavar="SHA256:…", help="the request's, as the site told it by telephone")
@@ -85,6 +86,7 @@ def install(
     site: Site,
     answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="what the coordinator sent")],
     fingerprint: Annotated[str, typer.Option(metavar="SHA256:…", help="as the coordinator told it by telephone")],
+    again: Annotated[bool, typer.Option("--again", help="take the place of the kit that is there: a renewal")] = False,
 ) -> None:
     """Make the site's kit from the coordinator's answer.
 
@@ -92,8 +94,45 @@ def install(
     """
     from fedtailor.sites.kits import install as make
 
-    kit = make(site, answer, fingerprint)
+    kit = make(site, answer, fingerprint, again)
     _say(f"The kit is in {kit}. Check it with `fedtailor deploy doctor {site}`, then `fedtailor site start {site}`.")
+
+
+def renew(kits: Kits) -> None:
+    """Make new keys and certificates of the server and the admin, before theirs end. Sites need nothing new."""
+    from fedtailor.sites.kits import renew_kits
+
+    plan = renew_kits(kits)
+    _say(f"The kits of the server and the admin of {plan.name} are new, and so are their keys.")
+    _say(f"Put {kits / 'server'} and {kits / 'admin'} on the server in the place of the old ones, and start it again.")
+
+
+def revoke(
+    kits: Kits, site: Annotated[str, typer.Argument(metavar="SITE", help="whose certificates no longer count")]
+) -> None:
+    """Revoke all certificates that a site has so far: its key was stolen, or it left.
+
+    The server refuses them within half a minute. The site may ask again, with a new key: `approve --again`.
+    """
+    from fedtailor.sites.kits import revoke as withdraw
+
+    file = withdraw(kits, site)
+    _say(f"All certificates of {site} so far are revoked, by {file}.")
+    _say("Copy this file to the same place in the server's kit, if that is on another machine: no restart is needed.")
+
+
+def share(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the run directory of a federation")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="a new directory, to be sent")],
+) -> None:
+    """Write what a hospital that comes later needs for `fedtailor adapt`: what every site was sent, and no more.
+
+    No declared fact, metric or upload of a site is in it; their names are.
+    """
+    from fedtailor.model_files.handover import hand_over
+
+    round = hand_over(run, to)
+    _say(f"The model of round {round} is in {to}: for `fedtailor adapt {to} --data FILE --to DIR`.")
 
 
 def doctor(

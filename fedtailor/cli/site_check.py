@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.cli.display import json_text, marked, out, print_json, table_of, visible
 from fedtailor.experiment.privacy import Privacy
 
@@ -76,6 +77,44 @@ def status(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the s
     limit = most(site, terms)
     what = "what one run of the plan costs (`fedtailor site check` computes it)" if limit is None else f"ε = {limit:g}"
     _say(f"All together may cost {what} at most (`epsilon` in site.toml).")
+
+
+def leave(
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="the site's own file")],
+    yes: Annotated[bool, typer.Option("--yes", help="really remove states and keys")] = False,
+) -> None:
+    """Leave a federation: remove the site's states, keys and kit, and say what remains of its data elsewhere.
+
+    Its models, its log and the ledger of private trainings stay. Ask the coordinator to revoke the certificate too.
+    """
+    from fedtailor.sites.departure import leave as depart
+    from fedtailor.sites.ledger import account_of, answered_so_far, spent_so_far
+    from fedtailor.sites.site_file import read_site
+
+    site = read_site(file)
+    plan, account = site.read_plan(), account_of(site)
+    if not yes:
+        raise FedtailorError(f"This removes the states and keys of {site.name} for good: say --yes if you mean it.")
+    took_part, removed = depart(site)
+    _say(f"Removed: {', '.join(map(str, removed)) or 'nothing, as nothing was there'}.")
+    _say(f"Models, log and ledger stay in {site.private}.\n")
+    for run in took_part:
+        last = f"trained last in round {run.round}" if run.round else "has no state of a finished round"
+        _say(f"What remains elsewhere of the run {run.run} ({run.method}), in which {site.name} {last}:", "bold")
+        for upload, what in run.uploads.items():
+            _say(
+                f"  {upload}: the server has {what}"
+                + (", from which no part can be taken out." if "mean" in what else ".")
+            )
+        _say("  In the run directory: what the site declared, its metrics of every round, and when it took part.")
+        _say("  In the others' models: what training made of the above. Only a run without this site is without it.")
+    privacy = plan.terms().privacy
+    _say(
+        f"\n{spent_so_far(account, Privacy.parse(privacy))}: this bounds what all of it tells about the data."
+        if privacy
+        else f"\n{answered_so_far(account)}: without privacy in the plan nothing bounds what this tells about the data."
+    )
+    _say(f"The coordinator revokes what certificates there are: fedtailor deploy revoke KITS {site.name}")
 
 
 def _show(found: "Preview") -> None:

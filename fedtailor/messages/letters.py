@@ -39,6 +39,9 @@ FAULTS = {
 }
 
 
+LARGEST_FAULT = 4096  # bytes of an answer that tells a fault
+
+
 class FaultError(FedtailorError):
     """A fault of a known kind, at a site."""
 
@@ -157,6 +160,17 @@ def answer_of(content: bytes, site: str) -> Letter:
     if fault := letter.header.get("fault"):
         raise FaultError("site", FAULTS.get(str(fault), FAULTS["work"]))
     return letter
+
+
+def fault_of(content: bytes) -> str:
+    """The kind of the fault that an answer tells; the empty text if it tells none. An answer with tensors has none."""
+    if len(content) > LARGEST_FAULT:
+        return ""
+    try:
+        fault = str(read_letter(content).header.get("fault", ""))
+    except FedtailorError:
+        return "letter"
+    return fault if fault in FAULTS or not fault else "work"
 
 
 def _told(metrics: Metrics) -> dict[str, Any]:

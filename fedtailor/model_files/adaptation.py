@@ -26,6 +26,7 @@ from fedtailor.messages import Adapt, Metrics, Reply
 from fedtailor.model_files.description import Columns, Quality, csv_columns, file_name
 from fedtailor.model_files.exports import Source
 from fedtailor.model_files.format import check_free, files_of, write_model
+from fedtailor.model_files.handover import last_broadcast
 from fedtailor.model_files.onnx import OnnxNetwork
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages, Plain, plain_metrics
@@ -130,7 +131,7 @@ def _ask(
 ) -> dict[int, Reply]:
     """Have the new clients adapt their models; `where` says on which engine."""
     terms, simulation = replace(source.terms, fine_tune=epochs, on_train=False), source.simulation
-    message = simulation.loop.method.broadcast(simulation.server)
+    message = last_broadcast(simulation)
     sites = Sites.at(federated, terms, None)
     replies: dict[int, Reply] = {}
     kind, on_cpu = "in-process" if terms.debug else where.engine, terms.initial.device.type == "cpu"

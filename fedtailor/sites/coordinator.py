@@ -6,15 +6,18 @@ A run directory of a federation is that of any run, with `federation.json` (what
 
 import json
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.errors import FedtailorError, shown
 from fedtailor._common.files import make_directory, write_atomically
+from fedtailor._common.version import __version__
 from fedtailor.client.sites import declarations
 from fedtailor.data.agreement import Agreement, Hello, agree_on, read_agreement, write_agreement
 from fedtailor.engines.channel import Channel
@@ -26,13 +29,14 @@ from fedtailor.engines.runs import OnRound, OnStart, finish_run
 from fedtailor.engines.simulation import Simulation, create, reopen
 from fedtailor.experiment import Experiment
 from fedtailor.messages import NEVER, Message
-from fedtailor.messages.letters import Letter, answer_of
+from fedtailor.messages.letters import Letter, answer_of, fault_of
 from fedtailor.server.records import RoundRecord
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.sites.plan import Plan
 from fedtailor.training.isolation import isolated
 
-STATUS = "status.json"
+STATUS, PRESENT = "status.json", "present"
+SILENT = "silent"  # the kind of fault of a site that does not answer
 
 
 class Coordinator:
@@ -168,6 +172,7 @@ class Joined:
         for site, answer in self._channel.ask(rest, deadline):
             if isinstance(answer, str):
                 self._here.discard(site)
+            self._status.answered(site, answer)
             self._status.site(site, answer if isinstance(answer, str) else "")
             yield site, answer
 
@@ -219,13 +224,39 @@ def _hello(answer: bytes | str, site: str) -> Hello:
     """Read what a site declares of itself."""
     if isinstance(answer, str):
         raise FedtailorError(answer)
+    declared = answer_of(answer, site).header.get("declared")
+    _check_version(declared)
     try:
-        hello = Hello.model_validate(answer_of(answer, site).header.get("declared"))
+        hello = Hello.model_validate(declared)
     except ValidationError:
         raise FedtailorError("what it declares cannot be read: it may have another version of fedtailor") from None
     if hello.name != site:
         raise FedtailorError("it declares the data of another site")
     return hello
+
+
+def _check_version(declared: object) -> None:
+    """Refuse a site of another version before anything else of it is read: what a version computes, another may not."""
+    versions = declared.get("versions") if isinstance(declared, dict) else None
+    theirs = versions.get("fedtailor") if isinstance(versions, dict) else None
+    if isinstance(theirs, str) and theirs != __version__:
+        raise FedtailorError(
+            f"it has fedtailor {shown(theirs)}, but the server {__version__!r}: install the same on both"
+        )
+
+
+class _Counts(BaseModel):
+    """The part of a status that goes on with the next job: last answers in Unix time, and faults by kind."""
+
+    seen: dict[str, float] = {}
+    faults: dict[str, dict[str, int]] = {}
+
+    @classmethod
+    def of(cls, out: Path) -> Self:
+        try:
+            return cls.model_validate_json((out / STATUS).read_bytes())
+        except (OSError, ValidationError):
+            return cls()
 
 
 class Status:
@@ -234,6 +265,8 @@ class Status:
     def __init__(self, out: Path, sites: tuple[str, ...]) -> None:
         self._out, self._phase, self._round = out, "waiting", 0
         self._sites = dict.fromkeys(sites, "it has not answered yet")
+        before = _Counts.of(out)  # counts go on where another job stopped
+        self._seen, self._faults = before.seen, before.faults
 
     def phase(self, phase: str, round: int | None = None) -> None:
         """Say what is being done."""
@@ -242,16 +275,26 @@ class Status:
 
     def site(self, name: str, why: str = "") -> None:
         """Say that a site is there, or why it is not."""
-        if self._sites.get(name) != (now := why or "present"):
+        if self._sites.get(name) != (now := why or PRESENT):
             self._sites[name] = now
             self._write()
 
+    def answered(self, name: str, answer: bytes | str) -> None:
+        """Count a site's answer: when it came, or the kind of its fault. It is written with the next phase."""
+        kind = SILENT if isinstance(answer, str) else fault_of(answer)
+        if kind:
+            of_site = self._faults.setdefault(name, {})
+            of_site[kind] = of_site.get(kind, 0) + 1
+        if kind != SILENT:
+            self._seen[name] = round(time.time(), 3)
+
     def failed(self, name: str, round: int) -> None:
         """Say that a site is there and could not do its work."""
-        if self._sites.get(name) == "present":
+        if self._sites.get(name) == PRESENT:
             self.site(name, f"it failed in round {round}: its own log says why")
 
     def _write(self) -> None:
         make_directory(self._out)
         status = {"phase": self._phase, "round": self._round, "sites": self._sites}
+        status |= {"seen": self._seen, "faults": self._faults}
         write_atomically(self._out / STATUS, json.dumps(status, indent=2) + "\n", durable=False)

@@ -7,7 +7,9 @@ that the site's own file allows, and the name of a run is letters, digits, - and
 """
 
 import secrets
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,6 +36,7 @@ from fedtailor.sites.declaration import declare, joined, read_data
 from fedtailor.sites.ledger import Budget, Ledger, training_cost
 from fedtailor.sites.plan import Plan
 from fedtailor.sites.site_file import LOG, SECRET, SiteFile
+from fedtailor.sites.tally import read_tally
 from fedtailor.training.isolation import isolated
 
 BEGIN = "begin.safetensors"
@@ -46,11 +49,17 @@ class LocalSite:
         self.site, self.plan = site, plan or site.read_plan()
         self.number = self.plan.number(site.name)
         self._runs: dict[str, tuple[Experiment, Answering]] = {}  # by name: the present one
+        self._tally = read_tally(site.private)
 
     def answer(self, letter: bytes) -> bytes:
         """Answer a letter, come what may."""
+        began = time.monotonic()
         with isolated(self.site.threads):
-            return answered(letter, self.site.name, self._act, self.log)
+            answer = answered(letter, self.site.name, self._act, self.log)
+        self._tally.add(letter, answer, time.monotonic() - began)
+        with suppress(FedtailorError):  # on a full disk, the answer matters more
+            self._tally.write(self.site.private)
+        return answer
 
     def log(self, text: str) -> None:
         """Write a line into the site's own log."""
@@ -72,6 +81,7 @@ class LocalSite:
                     raise FaultError("refused", f"The server asks for more than {experiment.rounds} rounds.")
                 answer = answering.work(letter)
                 if letter.header["asked"] == "train" and "fault" not in answer.header:
+                    self._tally.rounds += 1
                     self.log(f"Round {letter.number('round')} is done.")
                 return answer
             case "finish":
@@ -217,7 +227,7 @@ class LocalSite:
 def _from_server(terms: Terms, letter: Letter) -> Terms:
     """Begin with the vector and the frozen parts that the server sent; the noise for privacy is the site's own."""
     try:
-        check_finite("The initial vector", letter.tensors)
+        check_finite({"The initial vector": letter.tensors})
         _take(terms.initial, letter.tensors["initial"])
         for number, tensor in enumerate(terms.network.frozen_tensors()):
             _take(tensor, letter.tensors[f"frozen.{number}"])

@@ -99,7 +99,6 @@ class Plan(FileOf):
                 "The experiment's privacy does not say its noise, which every site must see in the plan: `fedtailor "
                 "run METHOD --privacy … --epsilon …` finds it in a simulation."
             )
-        _check_names(self.terms())
         return self
 
     def terms(self) -> Experiment:
@@ -126,9 +125,19 @@ def _check_names(experiment: Experiment) -> None:
         raise unknown("model", experiment.model, CATALOGUE)
 
 
-def read_plan(path: Path) -> Plan:
-    """Read a plan; refuse a wrong one in one sentence."""
-    return read_file(path, Plan, "plan")
+def read_plan(path: Path, names: bool = True) -> Plan:
+    """Read a plan; refuse a wrong one in one sentence.
+
+    To find its method and network imports PyTorch, which takes seconds: without `names`, whoever runs the plan finds
+    out whether there are such.
+    """
+    plan = read_file(path, Plan, "plan")
+    if names:
+        try:
+            _check_names(plan.terms())
+        except FedtailorError as error:
+            raise FedtailorError(f"The plan {path}: {error}") from None
+    return plan
 
 
 def read_file(path: Path, kind: type[FileModel], what: str, **more: Any) -> FileModel:

@@ -68,9 +68,9 @@ class SiteFile(FileOf):
         """The settings of the site's table."""
         return {name: getattr(self, name) for name in TABLE_SETTINGS}
 
-    def read_plan(self) -> Plan:
-        """Read the plan; refuse one that does not name this site."""
-        plan = read_plan(self.path(self.plan))
+    def read_plan(self, names: bool = True) -> Plan:
+        """Read the plan; refuse one that does not name this site. Of `names`, see `read_plan`."""
+        plan = read_plan(self.path(self.plan), names)
         if self.name not in plan.sites:
             raise FedtailorError(
                 f"The plan {self.path(self.plan)} has no site {self.name!r}: its sites are {', '.join(plan.sites)}."

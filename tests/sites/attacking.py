@@ -84,9 +84,10 @@ class Attacked(Deployed):
             wait_for(lambda name=name: "Connected to" in self.said(name), 60, name)  # type: ignore[misc]
 
     def participant(
-        self, like: Path, name: str, role: str | None = None, key: Any = None, issuer: str = "trial"
+        self, like: Path, name: str, role: str | None = None, key: Any = None, issuer: str = "trial", **times: Any
     ) -> Path:
-        """A kit like another's, with a new key, and a certificate for this name, signed by the root or another key."""
+        """A kit like another's, with a new key, and a certificate for this name, signed by the root or another key.
+        Its `times` are those of NVFlare's generate_cert."""
         kit = self.root / "strangers" / f"{len(list((self.root / 'strangers').glob('*')))}-{name}"
         shutil.copytree(like, kit)
         private, public = generate_keys()
@@ -95,6 +96,7 @@ class Attacked(Deployed):
             issuer=Identity(issuer),
             signing_pri_key=key or self.root_key,
             subject_pub_key=public,
+            **times,
         )
         (kit / "startup" / "client.crt").write_bytes(serialize_cert(made))
         (kit / "startup" / "client.key").write_bytes(serialize_pri_key(private))

@@ -1,8 +1,10 @@
 """Sites join by declaring facts: classes, columns by name, constants. The run is the one of a simulation."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from fedtailor._common.errors import ClientFailure, FedtailorError
+from fedtailor._common.version import __version__
 from fedtailor.data.agreement import read_agreement
 from fedtailor.engines.channel import InMemory
 from fedtailor.messages.letters import FAULTS, Letter, read_letter
@@ -313,3 +316,26 @@ def test_all_sites_must_be_there_at_the_beginning(tmp_path: Path) -> None:
     with pytest.raises(FedtailorError, match=r"1 of 3 sites did not join: west: it is not connected\."):
         federation.run(InMemory(sites))
     assert len(federation.run().rounds) == 3
+
+
+def test_a_site_of_another_version_is_refused_with_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At joining, and when it comes back to a run."""
+    federation = Federation(tmp_path, method="fedavg", rounds=2)
+    older = Recorded(federation.sites())
+
+    def ask(letters: Any, deadline: Any) -> Any:
+        for site in letters:
+            with monkeypatch.context() as patched:
+                patched.setattr("fedtailor.sites.declaration.__version__", "0.0.9" if site == "south" else __version__)
+                yield from Recorded.ask(older, {site: letters[site]}, deadline)
+
+    why = f"south: it has fedtailor '0.0.9', but the server '{__version__}': install the same on both."
+    with pytest.raises(FedtailorError, match=f"^1 of 3 sites did not join: {re.escape(why)}$"):
+        federation.run(SimpleNamespace(ask=ask))
+    federation.run()
+    shutil.rmtree(tmp_path / "south" / "private" / "models")
+    (tmp_path / "run" / "result.json").unlink()
+    with heard():
+        federation.run(SimpleNamespace(ask=ask))
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["sites"]["south"].endswith(why[7:-1])
+    assert not (tmp_path / "south" / "private" / "models").exists()

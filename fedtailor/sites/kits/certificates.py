@@ -35,8 +35,9 @@ def fingerprint_of(certificate: Certificate) -> str:
 def check_certificates(startup: Path, role: str, name: str | None) -> Iterator[Finding]:
     """Check the certificate of a kit: its time, its owner, its key, and the root that signed it."""
     root, own = read_certificate(startup / "rootCA.pem"), read_certificate(startup / f"{role}.crt")
-    yield from _time(own, startup / f"{role}.crt", "ask for a new one (`fedtailor site request`, or new kits).")
-    yield from _time(root, startup / "rootCA.pem", "make all kits again: every certificate hangs on it.")
+    how = "site request" if (startup / "fed_client.json").exists() else "deploy renew"
+    yield from check_time(own, startup / f"{role}.crt", f"renew it with `fedtailor {how}`.")
+    yield from check_time(root, startup / "rootCA.pem", "make all kits again: every certificate hangs on it.")
     again = "make the kit again."
     try:
         own.verify_directly_issued_by(root)
@@ -53,7 +54,8 @@ def check_certificates(startup: Path, role: str, name: str | None) -> Iterator[F
         yield Finding("pair", f"{startup / role}.key is missing, damaged, or not the certificate's.", again)
 
 
-def _time(certificate: Certificate, path: Path, mend: str) -> Iterator[Finding]:
+def check_time(certificate: Certificate, path: Path, mend: str) -> Iterator[Finding]:
+    """Check whether a certificate is over, or soon will be."""
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     if now > end or now < certificate.not_valid_before_utc:
         yield Finding(

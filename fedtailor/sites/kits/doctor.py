@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedtailor._common.errors import FedtailorError
-from fedtailor.sites.kits.certificates import check_certificates, fingerprint_of, read_certificate
+from fedtailor.sites.kits.certificates import check_certificates, check_time, fingerprint_of, read_certificate
+from fedtailor.sites.kits.exchange import answered_certificate
 from fedtailor.sites.kits.findings import Finding
 from fedtailor.sites.kits.policies import read_json
 from fedtailor.sites.kits.settings_checks import check_settings, in_force
+from fedtailor.sites.kits.tools import processes_with
 from fedtailor.sites.plan import Plan, read_plan
 from fedtailor.sites.site_file import SiteFile, read_site
 
@@ -33,6 +35,7 @@ def doctor(path: Path) -> list[Finding]:
         else:
             found += _kit(kit, _plan_beside(kit), None)
     found += [finding for folder in _below(path) if folder.name in ("ca", "state") for finding in _secrets(folder)]
+    found += [finding for answer in sorted(path.glob("*/*.answer.zip")) for finding in _answered(answer)]
     roots = {fingerprint_of(read_certificate(kit / "startup" / "rootCA.pem")) for kit in kits}
     if len(roots) > 1:
         found.append(
@@ -41,6 +44,12 @@ def doctor(path: Path) -> list[Finding]:
             )
         )
     return found
+
+
+def _answered(answer: Path) -> Iterator[Finding]:
+    """Check the time of a certificate that the coordinator signed for a site."""
+    name = answer.parent.name
+    yield from check_time(answered_certificate(answer), answer, f"have {name} renew it: `fedtailor site request`.")
 
 
 def _below(path: Path) -> Iterator[Path]:
@@ -55,7 +64,7 @@ def _below(path: Path) -> Iterator[Path]:
 
 def _plan_beside(kit: Path) -> Plan | None:
     file = kit.parent / PLAN
-    return read_plan(file) if file.exists() else None
+    return read_plan(file, names=False) if file.exists() else None
 
 
 def _site(site: SiteFile) -> Iterator[Finding]:
@@ -64,7 +73,7 @@ def _site(site: SiteFile) -> Iterator[Finding]:
     if not (kit / "startup").is_dir():
         raise FedtailorError(f"The site {site.name} has no kit in {kit}: make it with `fedtailor site request`.")
     try:
-        plan = site.read_plan()
+        plan = site.read_plan(names=False)
     except FedtailorError as error:
         yield Finding("plan", str(error), "ask the coordinator for the plan, or correct the site's file.")
         plan = None
@@ -131,25 +140,10 @@ def _running(kit: Path) -> Iterator[Finding]:
     """A process of NVFlare's that was started before its policies were last changed does not have them."""
     files = [in_force(kit, name) for name in ("authorization.json", "resources.json")]
     changed = max(file.stat().st_mtime for file in files)
-    for process, started in _processes(kit):
+    for process, started in processes_with(kit):
         if started < changed:
             yield Finding(
                 "running",
                 f"Process {process} runs with this kit and was started before the policies in {kit / 'local'} changed.",
                 "end it, and start it again.",
             )
-
-
-def _processes(kit: Path) -> Iterator[tuple[int, float]]:
-    """The processes that run with a kit, and when they were started."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    boot = next(float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line[:5] == "btime")
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                after_name = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended, or is another user's
-                continue
-            if any(b"nvflare" in word for word in words) and os.fsencode(kit.resolve()) in words:
-                yield int(folder.name), boot + float(after_name[19]) / ticks

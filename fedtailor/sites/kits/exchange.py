@@ -17,12 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cryptography.x509 import Certificate
+
 from fedtailor._common.errors import FedtailorError, shown, unknown
 from fedtailor._common.files import make_directory, writing
 from fedtailor.sites.kits.certificates import fingerprint_of, read_certificate
 from fedtailor.sites.kits.policies import lock_away, secure, write_json
 from fedtailor.sites.kits.project import DAYS, organisation, participant
-from fedtailor.sites.kits.tools import nvflare
+from fedtailor.sites.kits.revocations import REVOKED
+from fedtailor.sites.kits.tools import nvflare, processes_with
 from fedtailor.sites.plan import Plan, read_plan
 from fedtailor.sites.site_file import read_site
 
@@ -44,7 +47,7 @@ class Sent:
 def request_kit(site: Path) -> Sent:
     """Make a site's key, and a request to send to the coordinator. The key stays in the site's directory."""
     own = read_site(site)
-    plan, folder, file = own.read_plan(), own.private / REQUEST, own.here / f"{own.name}.request.zip"
+    plan, folder, file = own.read_plan(names=False), own.private / REQUEST, own.here / f"{own.name}.request.zip"
     if os.path.lexists(folder):
         raise FedtailorError(
             f"{own.name} has asked already, with a key in {folder}: send {file}, or remove the directory to ask again."
@@ -68,9 +71,8 @@ def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bo
 
     `again` signs for a site that has an answer already: it lost its key, or its certificate ends.
     """
-    plan = read_plan(kits / "server" / PLAN)
-    if not (kits / CA / "rootCA.key").exists():
-        raise FedtailorError(f"{kits} has no root key to sign with: its kits were all made at once (--central).")
+    plan = read_plan(kits / "server" / PLAN, names=False)
+    need_root_key(kits)
     with TemporaryDirectory() as work:
         mine = Path(work) / "request.zip"  # what is looked at is what is signed
         with _reading(request, "request"):
@@ -96,12 +98,16 @@ def approve(kits: Path, request: Path, fingerprint: str | None = None, again: bo
     return Sent(answer, fingerprint_of(read_certificate(kits / CA / "rootCA.pem")), name)
 
 
-def install(site: Path, answer: Path, fingerprint: str) -> Path:
-    """Make a site's kit of its key and the coordinator's answer, with the safe policies set."""
+def install(site: Path, answer: Path, fingerprint: str, again: bool = False) -> Path:
+    """Make a site's kit of its key and the coordinator's answer, with the safe policies set.
+
+    `again` puts it in the place of the site's kit so far, whose certificate ends. Nothing else at the site changes.
+    """
     own = read_site(site)
-    plan, kit, folder = own.read_plan(), own.path(own.kit), own.private / REQUEST
-    if os.path.lexists(kit):
-        raise FedtailorError(f"There is a kit in {kit} already: move it away first.")
+    plan, kit, folder = own.read_plan(names=False), own.path(own.kit), own.private / REQUEST
+    if os.path.lexists(kit) and not again:
+        raise FedtailorError(f"There is a kit in {kit} already: give --again if this is to take its place.")
+    check_idle(kit)
     if not folder.is_dir():
         raise FedtailorError(
             f"{own.name} has not asked for a kit, or has it: begin with `fedtailor site request {site}`."
@@ -118,10 +124,16 @@ def install(site: Path, answer: Path, fingerprint: str) -> Path:
     root = read_certificate(answer, _member(answer, "rootCA.pem", "answer"))
     _compare(fingerprint, fingerprint_of(root), f"The answer {answer}")
     with writing(kit):
-        package(plan, own.name, folder, answer, fingerprint, kit)
+        replace_kit(plan, own.name, folder, answer, fingerprint, kit)
     with writing(folder):
         shutil.rmtree(folder)
     return kit
+
+
+def need_root_key(kits: Path) -> None:
+    """Refuse to sign without the root's key."""
+    if not (kits / CA / "rootCA.key").exists():
+        raise FedtailorError(f"{kits} has no root key to sign with: its kits were all made at once (--central).")
 
 
 def make_request(plan: Plan, name: str, folder: Path) -> Path:
@@ -154,10 +166,35 @@ def package(plan: Plan, name: str, folder: Path, answer: Path, fingerprint: str,
         made.rename(kit)
 
 
+def replace_kit(plan: Plan, name: str, folder: Path, answer: Path, fingerprint: str, kit: Path) -> None:
+    """Make a kit in the place of another one, which is removed once the new one is whole."""
+    with TemporaryDirectory(dir=kit.parent if kit.parent.is_dir() else None) as work:
+        new, old = Path(work) / "new", Path(work) / "old"
+        package(plan, name, folder, answer, fingerprint, new)
+        if os.path.lexists(kit):
+            if (kit / REVOKED).exists():
+                shutil.copy(kit / REVOKED, new / REVOKED)
+            kit.rename(old)
+        make_directory(kit.parent)
+        new.rename(kit)
+
+
+def check_idle(kit: Path) -> None:
+    """Refuse to change a kit with which a process runs."""
+    if next(processes_with(kit), None):
+        raise FedtailorError(f"A process runs with the kit in {kit}: stop it first, and start it again afterwards.")
+
+
 def request_fingerprint(request: Path) -> str:
     """The fingerprint of a request: that of its public key, which NVFlare compares with the key itself."""
     digest = str(_meta(request, "request.json", "request").get("public_key_sha256")).upper()
     return "SHA256:" + ":".join(re.findall("..", digest))
+
+
+def answered_certificate(answer: Path) -> Certificate:
+    """The certificate in an answer."""
+    name = str(_meta(answer, "signed.json", "answer").get("name"))
+    return read_certificate(answer, _member(answer, f"{name}.crt", "answer"))
 
 
 def _compare(given: str | None, found: str, what: str) -> None:

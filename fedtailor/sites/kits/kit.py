@@ -9,7 +9,16 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, writing
 from fedtailor._common.toml import write_toml
 from fedtailor.sites.kits.certificates import fingerprint_of, read_certificate
-from fedtailor.sites.kits.exchange import CA, PLAN, PROFILE, make_request, package, sign
+from fedtailor.sites.kits.exchange import (
+    CA,
+    PLAN,
+    PROFILE,
+    check_idle,
+    make_request,
+    need_root_key,
+    replace_kit,
+    sign,
+)
 from fedtailor.sites.kits.pages import page, site_template
 from fedtailor.sites.kits.policies import lock_away, secure, write_json
 from fedtailor.sites.kits.project import ADMIN, ROOT_DAYS, SERVER, participant, profile, project
@@ -76,9 +85,25 @@ def _own_only(plan: Plan, out: Path) -> None:
         *("--valid-days", str(ROOT_DAYS)),
     )
     lock_away(out / CA)
+    _make_own(plan, out)
+
+
+def _make_own(plan: Plan, out: Path) -> None:
+    """Make the kits of the server and the admin, in the place of those that are there."""
     root = fingerprint_of(read_certificate(out / CA / "rootCA.pem"))
     for name in (SERVER, ADMIN):
         with TemporaryDirectory(dir=out) as work:
             folder, answer = Path(work) / "request", Path(work) / "answer.zip"
             sign(out, make_request(plan, name, folder), answer)
-            package(plan, name, folder, answer, root, out / name / KIT)
+            replace_kit(plan, name, folder, answer, root, out / name / KIT)
+
+
+def renew_kits(out: Path) -> Plan:
+    """Make new keys and certificates of the server and the admin, with the same root: sites need nothing new."""
+    plan = read_plan(out / SERVER / PLAN, names=False)
+    need_root_key(out)
+    for name in (SERVER, ADMIN):
+        check_idle(out / name / KIT)
+    with writing(out):
+        _make_own(plan, out)
+    return plan

@@ -16,47 +16,69 @@ LOOK = 0.3  # seconds from look to look at the logs
 PAUSE = 5.0  # seconds before NVFlare's client is started again
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\S+ ")  # the time of a line in the log
 OUTPUT, LOCK = "nvflare.log", "start.lock"  # in the site's directory
+REFUSED = (
+    "The server refuses this site: its certificate is revoked, or the plan no longer names it. Ask the coordinator."
+)
 EVENTS = (  # in NVFlare's output, and in plain words
     (re.compile(rb"Successfully registered client"), "Connected to {server}:{port}."),
     (re.compile(rb"Launch the job in process ID"), "A job has begun."),
+    (re.compile(rb"could not register to server|certificate of \S+ is revoked"), REFUSED),
     (re.compile(rb"cannot send to 'server'"), "The server is not reached; trying again."),
     (re.compile(rb"SSLCertVerificationError|certificate verify failed"), "The server's certificate was not accepted."),
 )
 
 
-def stay_connected(path: Path, tell: Callable[[str], None]) -> None:
-    """Take part in a federation with what a site's file says, until Ctrl-C."""
+# Of the lines of the site's own log, those that say nothing of its data. All others may have the text of a fault.
+PLAIN = re.compile(
+    r"Round \d+ is done\.|Joined the run [\w-]+ as number \d+: \S+\.|Wrote the model of round \d+: .*\.safetensors\."
+)
+FAULT = f"A fault: its text is in {LOG}."
+
+
+def stay_connected(path: Path, tell: Callable[[str], None], plain: bool = False) -> None:
+    """Take part in a federation with what a site's file says, until Ctrl-C. `plain`: tell no text of a fault."""
     file = read_site(path)
-    plan = file.read_plan()
+    plan = file.read_plan(names=False)
     check_kit(file.path(file.kit), "client", file.name)
     make_directory(file.private)
     with alone(file.private / LOCK, f"{file.name} takes part already: another `fedtailor site start` runs here."):
         tell(f"{file.name} takes part in {plan.name}. What happens is in {file.private / LOG}; Ctrl-C ends it.")
         while True:
-            _connect(path, file, plan, tell)
+            _connect(path, file, plan, tell, plain)
             time.sleep(PAUSE)
 
 
-def _connect(path: Path, file: SiteFile, plan: Plan, tell: Callable[[str], None]) -> None:
+def _connect(path: Path, file: SiteFile, plan: Plan, tell: Callable[[str], None], plain: bool) -> None:
     """Run NVFlare's client until it ends, and tell what happens."""
     log = file.private / OUTPUT
     output, news, last = Follow(log), Follow(file.private / LOG), ""
     tell(f"Connecting to {plan.server}:{plan.port} …")
     process = launch("client", file.name, file.path(file.kit), log, **{SITE: str(path.resolve())})
+    running = True
     try:
-        while process.poll() is None:
+        while running:
             time.sleep(LOOK)
+            running = process.poll() is None  # what it said last is told too
             for line in output.lines():
                 for pattern, words in EVENTS:
                     if pattern.search(line) and words != last:
                         last = words
                         tell(words.format(server=plan.server, port=plan.port))
             for line in news.lines():
-                tell(STAMP.sub("", line.decode(errors="replace")))
+                if said := _said(line.decode(errors="replace"), plain):
+                    tell(said)
             trim(log)
     finally:
         end(process)
     tell(f"NVFlare's client ended (code {process.returncode}, see {log}); it is started again in {PAUSE:g} s.")
+
+
+def _said(line: str, plain: bool) -> str:
+    """A line of the site's own log, as it is told; nothing of the lines after the first of a fault's text."""
+    text, stamped = STAMP.subn("", line)
+    if not plain or (stamped and PLAIN.fullmatch(text)):
+        return text
+    return FAULT if stamped else ""
 
 
 class Follow:

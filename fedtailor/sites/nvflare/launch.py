@@ -5,11 +5,15 @@ import runpy
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.sites.nvflare.processes import end_with_parent
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 MODULE = "fedtailor.sites.nvflare.launch"
 HEARTBEAT = 4  # seconds between a client's signs of life; the server misses it after 15
@@ -41,24 +45,33 @@ def trim(log: Path) -> None:
 
 
 def check_kit(kit: Path, role: Role, name: str) -> None:
-    """Refuse what is no kit, and that of another participant."""
+    """Refuse what is no kit, that of another participant, and one whose certificate is over."""
     found, _ = identity(kit, role)
     if found != name:
         raise FedtailorError(f"The kit in {kit} is that of {found}, and not of {name}: take the right one.")
+    if (end := certificate(kit, role).not_valid_after_utc) < datetime.now(UTC):
+        how = "`fedtailor site request`" if role == "client" else "`fedtailor deploy renew`"
+        raise FedtailorError(f"The certificate of {name} in {kit} expired on {end:%d %B %Y}: renew it with {how}.")
 
 
-def identity(kit: Path, role: str) -> tuple[str, str]:
-    """The name and the organisation that the certificate of a kit says."""
+def certificate(kit: Path, role: str) -> "Certificate":
+    """The certificate of a kit."""
     from cryptography import x509
-    from cryptography.x509.oid import NameOID
 
     file = kit / "startup" / ("server.crt" if role == "server" else "client.crt")
     try:
-        subject = x509.load_pem_x509_certificate(file.read_bytes()).subject
+        return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError):
         raise FedtailorError(
             f"{kit} is no kit of a {role}: {file} is missing or damaged. See `fedtailor deploy doctor`."
         ) from None
+
+
+def identity(kit: Path, role: str) -> tuple[str, str]:
+    """The name and the organisation that the certificate of a kit says."""
+    from cryptography.x509.oid import NameOID
+
+    subject = certificate(kit, role).subject
     found = [subject.get_attributes_for_oid(kind) for kind in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)]
     name, organisation = (str(values[0].value) if values else "" for values in found)
     return name, organisation
