@@ -88,9 +88,9 @@ def test_costs(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_samples_are_counted(method: str, settings: dict[str, object], forward: int, backward: int, head: int) -> None:
-    run = costs.started(method, "mlp:3", costs.images(2, 5), batch=2, parameters=settings)
+    run = costs.started(method, "mlp:3", costs.images(2, 40), batch=2, parameters=settings)  # passes of few are filled up
     costs.next_round(run)
-    assert costs.samples_seen(run) == (10 * forward, 10 * backward, 10 * head)
+    assert costs.samples_seen(run) == (80 * forward, 80 * backward, 80 * head)
 
 
 @pytest.mark.parametrize("method", ["fedacs", "fedamp", "pgfed", "fedfomo"])

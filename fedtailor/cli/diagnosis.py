@@ -28,7 +28,7 @@ from fedtailor._common.extras import install_command
 from fedtailor._common.version import __version__
 
 PACKAGE = Path(__file__).parents[1]
-MODULES = {"pillow": "PIL"}  # whose names do not follow from the package's
+MODULES = {"pillow": "PIL", "mlflow-skinny": "mlflow"}  # whose names do not follow from the package's
 NOT_AT_RUN_TIME = ("dev", "docs")  # extras
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LITTLE = 10**9  # bytes of memory, or of a disk, with which one soon runs out

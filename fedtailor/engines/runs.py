@@ -288,9 +288,10 @@ def finish_run(
         result = RunResult(
             experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
         )
+        outcome = result.summary() if run.directory or tracked.of else {}  # it reads the data once more
         if run.directory:
-            run.directory.finish(result.summary())
-        tracked.save_record(experiment, result.summary())
+            run.directory.finish(outcome)
+        tracked.save_record(experiment, outcome)
         result.tracked = tracked.ids
     return result
 

@@ -176,7 +176,7 @@ class Shifted(ft.Method):
     def personal_model(self, client: Client, message: Message) -> Tensor:
         theta = message["theta"].clone()
         shift = client.state.get("shift", client.extra(theta)["shift"])
-        weight = theta[client.head][: 10 * len(shift)].view(10, -1)
+        weight = theta[client.head][: client.layout.n_outputs * len(shift)].view(-1, len(shift))
         theta[client.head] = torch.cat([weight.flatten(), theta[client.head][weight.numel() :] + weight @ shift])
         return theta
 
