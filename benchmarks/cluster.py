@@ -39,6 +39,9 @@ class Doing:
     def without_states(self) -> "Doing":
         return self
 
+    def on(self, device: torch.device) -> "Doing":
+        return self
+
     def split(self, requests: Sequence[Request]) -> Sequence[Request]:
         return requests
 

@@ -4,37 +4,57 @@
 
 1. PyTorch's operators for each client and step, as `TorchDispatchMode` sees them, views among them: all that a round
    calls, at the server too, divided by the clients' steps. 300 images a client, batches of 10.
-2. The processor's time of a round of FedAvg, with 110 to 490 images a client; measured in turn, the best of several
+2. How often numbers would be copied to the host for each client in a round with evaluation, if all were computed on
+   another device.
+3. The processor's time of a round of FedAvg, with 110 to 490 images a client; measured in turn, the best of several
    counts.
 """
 
+import traceback
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.costs import Samples, next_round, started
 from benchmarks.measuring import Goal, best_of, table, timed
+from fedtailor.cli.device_check import Operators
 from fedtailor.engines.simulation import Simulation
 from fedtailor.training.descent import step_count
 from fedtailor.training.isolation import isolated
 
+READS = {"item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__"}
 METHODS, MODELS = ("fedavg", "pgfed", "ditto", "fedper"), ("mlp:100", "lenet")
 STACKS = (1, 4, 8, 20)
 TIMES = (("mlp:100", 10, 1.6), ("mlp:100", 32, 1.2), ("mlp:100", 64, None), ("lenet", 10, None), ("lenet", 64, None))
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that are called."""
+class Copies(TorchFunctionMode):
+    """Counts how often the host reads numbers of tensors, as if all tensors were on a device but those that it has
+    copied, and what is computed of these alone."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        there = all(getattr(tensor, "on_host", False) for tensor in tensors)
+        if func == Tensor.device.__get__:  # type: ignore[attr-defined]
+            frames = [frame.name for frame in traceback.extract_stack(limit=3)]
+            return torch.device("cuda") if "fetched" in frames and not there else func(*args)
+        name = getattr(func, "__name__", "")
+        self.count += name in READS and not there
+        found = func(*args, **(kwargs or {}))
+        if there or name == "cpu":
+            found = found.detach() if name == "cpu" else found
+            for each in tree_leaves(found):
+                if isinstance(each, Tensor):
+                    each.on_host = True  # type: ignore[attr-defined]
+        return found
 
 
 def images(sizes: list[int], side: int) -> Samples:
@@ -60,8 +80,19 @@ def operators(run: Simulation) -> float:
     return float(mode.count / steps)
 
 
+def copies(method: str, stack: int, tiny: bool) -> float:
+    """Count copies to the host in a round with evaluation, for each client."""
+    data = images([12, 13, 14] if tiny else [300] * 20, 28)
+    held_out = {"test": 0.2, "validation": 0.1, "evaluation": {"every": 1}}
+    run = started(method, "mlp:100", data, batch=10, stack=stack, **held_out)
+    next_round(run)
+    with Copies() as mode:
+        next_round(run)
+    return mode.count / len(data)
+
+
 def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
-    """Measure both, and judge the goals."""
+    """Measure all three, and judge the goals."""
     rows, goals = [], []
     with isolated():
         for model in MODELS:
@@ -71,6 +102,8 @@ def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
                 rows.append([f"{method}, {model}", f"{alone:.1f}", f"{together:.1f}", f"{together / alone:.2f}"])
                 goals.append(Goal(f"operators a step, 20 clients at once, {method}, {model}", together / alone, 0.1))
         print(table(["operators for each client and step", "one", "20 at once", "share"], rows))
+        rows = [[of, *(f"{copies(of, stack, tiny):.1f}" for stack in (1, 20))] for of in METHODS]
+        print(table(["copies to the host for each client in a round", "one", "20 at once"], rows))
         rows = []
         for model, batch, goal in TIMES:
             of_stacks = {stack: federation("fedavg", model, batch, stack, tiny) for stack in STACKS}

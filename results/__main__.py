@@ -1,6 +1,6 @@
-"""Make docs/results.md and docs/leaderboard.md from the records.
+"""Make docs/results.md, docs/leaderboard.md and the settings that come with fedtailor from the records.
 
-python -m results             write both pages
+python -m results             write the pages and the settings
 python -m results --check     say whether they are current: the exit code is 1 if not
 python -m results keep DIR    take over the records of finished runs and comparisons from a working directory
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from results.keeping import keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import leaderboard
 from results.page import COMPARISONS, HERE, PAPERS, page
+from results.shipping import SETTINGS, SHIPPED, shipped_text
 
 DOCS = HERE.parent / "docs"
 
@@ -31,7 +32,9 @@ def main() -> None:
         print(*keep(arguments.directory), sep="\n")
         return
     stale = []
-    for path, text in ((DOCS / "results.md", page()), (DOCS / "leaderboard.md", leaderboard())):
+    made = {DOCS / "results.md": page(), DOCS / "leaderboard.md": leaderboard()}
+    made |= {SETTINGS / f"{name}.toml": shipped_text(name) for name in SHIPPED}
+    for path, text in made.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(path.name)
             if not arguments.check:

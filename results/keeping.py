@@ -11,22 +11,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedtailor._common.files import seal, unseal
+from fedtailor._common.toml import parse_toml
 from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import LAST
 from fedtailor.server.records import ClientsRecord, Plain
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.studies.runner import done
+from results.shipping import SHIPPED, check_budget
 
 MOST = 50_000  # bytes of a method's diagnostics; of larger ones those of the last round are kept alone
 TOO_MUCH = 500_000  # bytes of diagnostics of one round, which are not kept: matrices of many clients
 QUESTION, SUMMARY = "comparison.toml", "result.json"
-SETTINGS = Path(__file__).parents[1] / "fedtailor" / "experiment" / "tuned"
-SHIPPED = {  # tunings whose settings come with fedtailor, with the words for their data
-    "digits": "digits (8×8)",
-    "fashion-classes": "Fashion-MNIST, at most 100 training samples a client, half of the clients in a round",
-    "fashion-dirichlet": "Fashion-MNIST, at most 100 training samples a client, half of the clients in a round",
-    "flights": "a table (New York's flights of 2013: is one late?), at most 200 training samples an airline",
-}
 COPIED = ("about.json", "experiment.toml", "network.json", "partition.json", "result.json")
 
 
@@ -98,12 +93,11 @@ def keep_comparisons(source: Path, to: Path) -> Iterator[Path]:
 
 
 def keep_tunings(source: Path, to: Path) -> Iterator[Path]:
-    """Copy the trials of all finished tunings of a directory, and the settings that come with fedtailor."""
+    """Copy the trials of all finished tunings of a directory; those that are shipped must rest on enough."""
     for chosen in sorted(source.glob("*/tuned.toml")):
         name, kept = chosen.parent.name, to / chosen.parent.name
         if not kept.exists():
-            shutil.copytree(chosen.parent, kept, ignore=shutil.ignore_patterns("runs", "*.tmp"))
             if name in SHIPPED:
-                text = chosen.read_text(encoding="utf-8")
-                (SETTINGS / f"{name}.toml").write_text(f"# {SHIPPED[name]}\n{text}", encoding="utf-8")
+                check_budget(name, parse_toml((chosen.parent / "tuning.toml").read_text(encoding="utf-8")))
+            shutil.copytree(chosen.parent, kept, ignore=shutil.ignore_patterns("runs", "*.tmp"))
             yield kept

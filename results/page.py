@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.cli.reproduce import sections
+from fedtailor.studies.measures import LEVEL, client_values
 from fedtailor.studies.outcome import (
     further_tables,
     has_last,
@@ -18,8 +19,10 @@ from fedtailor.studies.outcome import (
     paper_text,
     shortened,
 )
-from fedtailor.studies.presets import find_preset, presets
+from fedtailor.studies.presets import Row, find_preset, presets
 from fedtailor.studies.reproduction import Reproduction
+from results.pairs import HEAD, Pair, decided, of_clients, points
+from results.pairs import rows as rows_of_pairs
 
 HERE = Path(__file__).parent
 PAPERS, COMPARISONS, STUDIES = HERE / "papers", HERE / "comparisons", HERE / "studies.toml"
@@ -27,6 +30,7 @@ POINTS = ("accuracy", "gain")  # measures of which a difference from the paper's
 FAR = 2.0  # points from which a difference is marked and must have a remark
 SYMBOLS = {"mu": "μ", "quantile": "p", "alpha_lr": "η_α"}
 Study = dict[str, Any]
+ClientsOfSeeds = dict[tuple[int, int], float]  # values by seed and client
 
 INTRODUCTION = """\
 # Results
@@ -43,6 +47,15 @@ all on the same processor.
 paper's, one seed where it has three, some of its rows. A shortened number cannot be compared with the paper's as it
 stands; rows of the same table can be compared with each other. *Last round* is our number without the choice of the
 best round by test data. `≠` marks a number that is more than 2 points from the paper's: why stands below.
+
+**Whether one row is better than another is decided over the clients that both have**, not by the spread over seeds,
+which is mostly that of partitions. Below a table stand each row's differences from one of them: the mean over clients
+(and seeds) with its standard error, for how many clients the row is better or worse, and the p of Wilcoxon's
+signed-rank test, corrected for the number of rows (Holm). "Ahead" and "behind" mean p < 0.05 for these clients of these
+seeds, with most clients on the side of the mean; "not decided" is all else, and does not mean that there is no
+difference. Clients of one training influence each other, so that p says less than one of independent trainings would.
+
+*M of N rounds*: N are the paper's, or the preset's where the paper prints none (FedACS, pFedMB).
 """
 
 
@@ -73,8 +86,15 @@ def not_run() -> Iterator[str]:
             some = len(columns) < len(preset.columns)
             left.append(f"- `{name}`" + (f" ({', '.join(columns)})" if some else "") + f": {preset.title}")
     yield "\n## Not run here\n"
-    yield "Tables and figures of the four papers that have a preset and no records yet (`fedtailor reproduce NAME`):\n"
+    yield "What has no records yet: tables and figures of the four papers (`fedtailor reproduce NAME`), and questions"
+    yield "of our own.\n"
     yield from left
+    yield from (
+        f"- {study['title']} (`fedtailor compare results/studies/{name}.toml`)"
+        for study in studies()
+        if "preset" not in study and not has_records(study)
+        for name in study["comparisons"]
+    )
 
 
 def paper_table(study: Study) -> Iterator[str]:
@@ -99,8 +119,44 @@ def paper_table(study: Study) -> Iterator[str]:
         yield f"\n{said}"
     if outcome["claim"]:
         yield f"\nThe paper: {outcome['claim']}"
+    if "against" in study:
+        yield from pairs_of_rows(study)
     yield f"\n    {command(study)}\n"
     yield from _remarks(study)
+
+
+def pairs_of_rows(study: Study) -> Iterator[str]:
+    """Write the differences of the rows from one of them, or from its run with `against_set`, over the clients of all
+    seeds. Where the paper's round is the best by test data, they are of the last one."""
+    made, base = reproduction(study), study["against"]
+    other = reproduction({**study, "set": study.get("against_set", study.get("set", {}))})
+    last, several, pairs = has_last(made.outcome()), len(made.preset.columns) > 1, []
+    against = next(row for row in other.preset.rows if row.name == base)
+    for row, column in made.cells():
+        values, theirs = clients_of(made, row, column, last), clients_of(other, against, column, last)
+        if values and theirs and values != theirs:
+            title = f"{column}, `{row.name}`" if several else f"`{row.name}`"
+            pairs.append(Pair.of(title + by_seed(values, theirs), values, theirs))
+    changed = ", ".join(f"{name} = {value}" for name, value in study.get("against_set", {}).items())
+    beside = f"`{base}`" + (f" with {changed}" if changed else "")
+    yield f"\nDifference from {beside} on the same clients ({'last round' if last else 'same rounds'}):\n"
+    yield from _table(HEAD, list(rows_of_pairs(pairs)))
+
+
+def by_seed(values: ClientsOfSeeds, theirs: ClientsOfSeeds) -> str:
+    """Write the mean difference of each seed, if there are several."""
+    seeds = sorted({seed for seed, _ in values})
+    found = (Pair.of("", {key: value for key, value in values.items() if key[0] == seed}, theirs) for seed in seeds)
+    return f" (by seed: {', '.join(points(pair.mean) for pair in found)})" if len(seeds) > 1 else ""
+
+
+def clients_of(made: Reproduction, row: Row, column: str, last: bool) -> ClientsOfSeeds:
+    """Read the values of one cell's clients, of all seeds."""
+    return {
+        (result.experiment.seed, client): value
+        for result in made.results(row, column, last)
+        for client, value in client_values(result).items()
+    }
 
 
 def reproduction(study: Study) -> Reproduction:
@@ -119,7 +175,9 @@ def how_short(study: Study, outcome: dict[str, Any]) -> str:
     if len(outcome["rows"]) < len(preset.rows):
         said.append(f"{len(outcome['rows'])} of {len(preset.rows)} rows")
     short = shortened(outcome).removesuffix(" The numbers cannot be compared as they stand.")
-    return " ".join([f"**{short}**"] if short else ["**All rounds.**"]) + f" {', '.join(said).capitalize()}."
+    if not short.startswith("Shortened"):
+        short = f"All {outcome['rounds']} rounds. {short}".rstrip()
+    return f"**{short}** {', '.join(said).capitalize()}."
 
 
 def command(study: Study) -> str:
@@ -167,24 +225,77 @@ def comparison_table(study: Study) -> Iterator[str]:
     yield f"### {study['title']}\n"
     if "text" in study:
         yield f"{study['text']}\n"
+    if "gain" in study:
+        yield f"{rule(study)}\n"
+    if not has_records(study):
+        yield "**Not run yet.**\n"
+    else:
+        yield from lines_of_comparisons(study)
+    yield from (f"    fedtailor compare results/studies/{name}.toml" for name in study["comparisons"])
+    yield ""
+    yield from _remarks(study)
+
+
+def rule(study: Study) -> str:
+    """Write the rule of a study that decides a question."""
+    base = f"{SYMBOLS[study['over']]} = {study['against']:g}"
+    return (
+        f"**The rule, fixed before the first run**: a gain over {base} of more than {study['gain']:g} points with "
+        f"p < {LEVEL:g} decides for that {SYMBOLS[study['over']]}; all else decides nothing for it. Differences are of "
+        "one client within one seed, then their mean over the seeds; p is Wilcoxon's over the clients, by Holm."
+    )
+
+
+def has_records(study: Study) -> bool:
+    """Find out whether the comparisons of a study were run."""
+    return all((COMPARISONS / name / "result.json").is_file() for name in study["comparisons"])
+
+
+def lines_of_comparisons(study: Study) -> Iterator[str]:
+    """Write the tables of a study's comparisons."""
     found = {name: read_result(name) for name in study["comparisons"]}
     over, by = study["over"], study.get("by")
     values = list(dict.fromkeys(line["settings"].get(over) for result in found.values() for line in result["lines"]))
     rows = []
     for name, result in found.items():
         for value in dict.fromkeys(line["settings"].get(by) for line in result["lines"]):
-            title = study["comparisons"][name] + ("" if by is None else f"{by} = {value:g}")
             cells = {line["settings"].get(over): line for line in result["lines"] if line["settings"].get(by) == value}
             most = max(len(line["seeds"]) for line in result["lines"])
-            rows.append([title, *(_value(cells.get(column), most) for column in values)])
+            rows.append([line_title(study, name, value), *(_value(cells.get(column), most) for column in values)])
     yield from _table(["", *(f"{SYMBOLS.get(over, over)} = {value:g}" for value in values)], rows)
     seeds = sorted({seed for result in found.values() for line in result["lines"] for seed in line["seeds"]})
     over_seeds = f"Mean ± standard deviation over the seeds {', '.join(map(str, seeds))}."
     yield f"\n{over_seeds if len(seeds) > 1 else f'Seed {seeds[0]}.'} ✓: chosen by validation data.\n"
-    for name in found:
-        yield f"    fedtailor compare results/studies/{name}.toml"
+    if "against" in study:
+        yield from pairs_of_lines(study, found)
+
+
+def line_title(study: Study, name: str, value: float | None) -> str:
+    """Name a line of a table of comparisons: the comparison, and the value of its second setting."""
+    title: str = study["comparisons"][name]
+    return title if value is None else f"{title}{study['by']} = {value:g}"
+
+
+def pairs_of_lines(study: Study, found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Write the differences of the lines of comparisons from the one with a value of the setting."""
+    over, by, base = study["over"], study.get("by"), study["against"]
+    pairs = []
+    for name, result in found.items():
+        clients = result["clients"]["clients"]
+        of_base = {line["settings"].get(by): line for line in result["lines"] if line["settings"].get(over) == base}
+        for line in result["lines"]:
+            settings = line["settings"]
+            theirs = of_base.get(settings.get(by))
+            if settings.get(over) == base or theirs is None or line["seeds"] != theirs["seeds"]:
+                continue  # runs that failed have no pair
+            title = f"{line_title(study, name, settings.get(by))}, {SYMBOLS.get(over, over)} = {settings[over]:g}"
+            pairs.append(Pair.of(title, *(of_clients(clients, each["title"]) for each in (line, theirs))))
+    yield f"Difference from {SYMBOLS.get(over, over)} = {base:g} on the same clients, mean over seeds:\n"
+    yield from _table(HEAD, list(rows_of_pairs(pairs)))
     yield ""
-    yield from _remarks(study)
+    if "gain" in study:
+        better = [pair.title for pair in decided(pairs) if pair.mean > study["gain"]]
+        yield f"**By the rule, this decides for {', '.join(better) or 'none'}.**\n"
 
 
 def read_result(name: str) -> dict[str, Any]:

@@ -108,15 +108,15 @@ def test_anything_but_named_tensors_is_refused() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
-    check_finite("it", KINDS)
+    check_finite({"it": KINDS})
     numbers = torch.ones(1000)
     numbers[617] = bad
     with pytest.raises(ValueError, match="it has NaN or infinite numbers in 'theta'"):
-        check_finite("it", {"fine": torch.ones(2), "theta": numbers})
+        check_finite({"it": {"fine": torch.ones(2), "theta": numbers}})
 
 
 def test_large_numbers_whose_sum_is_infinite_are_finite() -> None:
-    check_finite("it", {"theta": torch.full((100,), 3e38)})
+    check_finite({"it": {"theta": torch.full((100,), 3e38)}})
 
 
 MESSAGE: dict[str, Tensor] = {"theta": torch.ones(2)}

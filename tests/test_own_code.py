@@ -10,6 +10,8 @@ import torch
 
 import fedtailor as ft
 from fedtailor._common.imports import import_object, object_name
+from fedtailor.engines.own_code import only_in_python
+from fedtailor.experiment import make_experiment
 
 
 def function() -> None:
@@ -73,3 +75,13 @@ def test_what_only_a_program_has_is_found_by_no_import(name: str) -> None:
     assert str(refused.value) == (
         f"No import finds the model {name!r}, which was an object in a Python program: go on there, by the same call."
     )
+
+
+def test_the_record_has_the_short_names_of_what_no_import_finds() -> None:
+    model = object_name(lambda: lambda: None)
+    loss = object_name((lambda: lambda: None)())
+    assert (
+        loss == "object:test_the_record_has_the_short_names_of_what_no_import_finds.<locals>.<lambda>.<locals>.<lambda>"
+    )
+    note = only_in_python([make_experiment({"model": model, "loss": loss})])
+    assert note.endswith("no import finds the model object:<lambda>, the loss object:<lambda>.")

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
-from fedtailor.experiment.tuned import shipped
+from fedtailor.experiment import make_experiment
+from fedtailor.experiment.tuned import find_settings, shipped
 from fedtailor.methods import all_methods
-from results.keeping import SHIPPED, keep_comparisons, keep_runs, keep_tunings
+from fedtailor.studies.presets import find_preset
+from results.keeping import keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import AGAIN, FEDERATIONS, LEAST, below, differences, fine_tuned, leaderboard, lines
-from results.page import FAR, difference, page, reproduction, studies
+from results.page import FAR, difference, page, pairs_of_lines, reproduction, studies
+from results.pairs import Pair, rows
+from results.shipping import SHIPPED, shipped_text, worse
 from tests.methods.pages import page_of
 
 ROOT = Path(__file__).parent.parent
@@ -78,23 +82,45 @@ def test_a_comparison_is_kept_as_its_summary(tmp_path: Path) -> None:
     assert not (tmp_path / "kept" / "race" / "runs").exists()
 
 
-def test_a_tuning_is_kept_as_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ft.tune(["local"], trials=2, seeds=[0], out=tmp_path / "all" / "digits", **SMALL)
-    (tmp_path / "settings").mkdir()
-    monkeypatch.setattr("results.keeping.SETTINGS", tmp_path / "settings")
-    assert list(keep_tunings(tmp_path / "all", tmp_path / "kept")) == [tmp_path / "kept" / "digits"]
-    assert {path.name for path in (tmp_path / "kept" / "digits").iterdir()} == {"tuning.toml", "tuned.toml", "trials"}
-    written = (tmp_path / "settings" / "digits.toml").read_text().splitlines()
-    assert written[0] == "# digits (8×8)"
-    assert written[1:] == (tmp_path / "all" / "digits" / "tuned.toml").read_text().splitlines()
+def test_a_tuning_is_kept_as_its_trials_and_shipped_only_with_enough_of_them(tmp_path: Path) -> None:
+    ft.tune(["local"], trials=2, seeds=[0], out=tmp_path / "all" / "mine", **SMALL)
+    assert list(keep_tunings(tmp_path / "all", tmp_path / "kept")) == [tmp_path / "kept" / "mine"]
+    assert {path.name for path in (tmp_path / "kept" / "mine").iterdir()} == {"tuning.toml", "tuned.toml", "trials"}
+    (tmp_path / "all" / "mine").rename(tmp_path / "all" / "digits")
+    with pytest.raises(ft.FedtailorError, match=r"2 trials on 1 seed\(s\): make at least 16 on 3"):
+        list(keep_tunings(tmp_path / "all", tmp_path / "kept"))
+    assert not (tmp_path / "kept" / "digits").exists()
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_settings_are_those_of_the_kept_tuning(name: str) -> None:
-    chosen = (ROOT / "results" / "tunings" / name / "tuned.toml").read_text(encoding="utf-8")
-    assert (ROOT / "fedtailor" / "experiment" / "tuned" / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[
-        2
-    ] == chosen
+def test_shipped_settings_are_those_of_the_kept_tuning_where_these_are_not_worse(name: str) -> None:
+    kept = (ROOT / "fedtailor" / "experiment" / "tuned" / f"{name}.toml").read_text(encoding="utf-8")
+    assert kept == shipped_text(name), "write it anew: python -m results"
+    chosen = find_settings(ROOT / "results" / "tunings" / name)
+    for method in chosen.methods:
+        assert shipped(name).of(method) == ({} if method in worse(name) else chosen.of(method))
+
+
+def test_what_is_worse_than_the_default_on_fresh_seeds_is_not_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(kind: str, values: dict[str, float]) -> None:
+        lines = [{"title": method, "method": method, "seeds": [2, 3, 4]} for method in values]
+        clients = [{"name": str(n), "values": {m: v + n / 1000 * v for m, v in values.items()}} for n in range(20)]
+        (tmp_path / f"fresh-{kind}-fashion-dirichlet").mkdir()
+        text = json.dumps({"lines": lines, "clients": {"clients": clients}})
+        (tmp_path / f"fresh-{kind}-fashion-dirichlet" / "result.json").write_text(text)
+
+    monkeypatch.setattr("results.shipping.COMPARISONS", tmp_path)
+    record("tuned", {"fedper": 0.85, "fedrod": 0.92, "apfl": 0.9})
+    record("defaults", {"fedper": 0.89, "fedrod": 0.91, "apfl": 0.9})
+    assert worse("fashion-dirichlet") == ["fedper"]
+    content = tomllib.loads(shipped_text("fashion-dirichlet"))
+    assert "fedper" in content["methods"]
+    assert "fedper" not in content["settings"]
+    assert content["settings"]["fedrod"]["lr"] == 0.29
+    assert content["settings"]["apfl"]["lr"] == 0.243
+    assert "behind them with other seeds: fedper." in shipped_text("fashion-dirichlet").splitlines()[1]
 
 
 @pytest.mark.parametrize(("ours", "paper", "text"), [
@@ -156,3 +182,69 @@ def test_records_are_small_and_name_no_places() -> None:
     for path in files:
         assert path.stat().st_size < 1e6, path
         assert not re.search(rb'"/(tmp|home|root|work)/', path.read_bytes()), path
+
+
+def test_a_pair_is_computed_over_the_clients_that_both_have() -> None:
+    one, other = {"a": 0.9, "b": 0.8, "c": 0.75, "own": 0.1}, {"a": 0.7, "b": 0.7, "c": 0.75, "else": 0.9}
+    pair = Pair.of("one", one, other)
+    assert (pair.better, pair.worse) == (2, 0)
+    assert pair.mean == pytest.approx((20 + 10 + 0) / 3)
+    assert pair.error == pytest.approx(10 / 3**0.5)  # the deviation of 20, 10 and 0 is 10
+    assert pair.p == pytest.approx(0.5)  # of two signs, both positive: 2 / 2²
+
+
+def test_a_verdict_needs_a_corrected_p_below_the_level() -> None:
+    def pair(better: int, worse: int) -> Pair:  # p is exact: 2 / 2ⁿ where all have one sign
+        mine = {client: 0.5 + (0.001 if client < better else -0.001) * (client + 1) for client in range(better + worse)}
+        return Pair.of("", mine, dict.fromkeys(mine, 0.5))
+
+    assert [row[-1] for row in rows([pair(6, 0)])] == ["ahead"]  # 0.031
+    assert [row[-1] for row in rows([pair(0, 6)])] == ["behind"]
+    assert [row[-1] for row in rows([pair(5, 0)])] == ["not decided"]  # 0.0625
+    assert [row[-1] for row in rows([pair(6, 0), pair(3, 3)])] == ["not decided", "not decided"]  # 2 · 0.031
+    assert [row[-1] for row in rows([pair(9, 0), pair(3, 3)])] == ["ahead", "not decided"]
+
+
+def test_a_verdict_stands_beside_the_pairs_that_carry_it() -> None:
+    for study in studies():
+        said = " ".join(study.get("remarks", []))
+        words = re.findall(r"\b(?:ahead|behind|decided|beats?|best|as good as|level with)\b", said)
+        assert "against" in study or not words, study
+
+
+def test_every_paper_table_names_its_rounds() -> None:
+    papers = [part for part in page().split("\n### ") if "fedtailor reproduce" in part and "`. " in part]
+    assert len(papers) == sum("preset" in study for study in studies())
+    for part in papers:
+        assert re.search(r"\*\*(Shortened: \d+ of \d+ rounds|All \d+ rounds)\.", part), part[:200]
+
+
+@pytest.mark.parametrize(("gain", "behind", "verdict"), [
+    (0.006, 0, "PGFed, μ = 0.1"), (0.004, 0, "none"), (0.006, 8, "none"),
+])  # fmt: skip
+def test_the_decider_decides_by_its_rule_alone(gain: float, behind: int, verdict: str) -> None:
+    """More than half a point, for enough clients: either alone does not decide."""
+    study = next(study for study in studies() if "gain" in study)
+    titles = {0.0: "without", 0.01: "little", 0.1: "much"}
+    lines = [{"title": title, "settings": {"mu": mu}, "seeds": [0, 1, 2]} for mu, title in titles.items()]
+    clients = [
+        {"name": str(n), "values": {"without": 0.5, "little": 0.5, "much": 0.5 + (-0.004 if n < behind else gain)}}
+        for n in range(20)
+    ]
+    found = {"mu-decider": {"lines": lines, "clients": {"clients": clients}}}
+    assert f"**By the rule, this decides for {verdict}.**\n" in list(pairs_of_lines(study, found))
+
+
+def test_the_decider_is_the_releases_setting() -> None:
+    """Only what the rule names differs from the preset of the paper's table."""
+    asked = tomllib.loads((ROOT / "results" / "studies" / "mu-decider.toml").read_text(encoding="utf-8"))
+    preset = find_preset("pgfed/table1-cifar10-50")
+    ours = make_experiment(
+        {name: value for name, value in asked.items() if name not in ("methods", "seeds", "grid")} | {"method": "pgfed"}
+    )
+    row = next(row for row in preset.rows if row.name == "pgfed")
+    theirs = preset.experiment(row, "50")
+    mine, paper = ours.model_dump(), theirs.model_dump()
+    different = {name for name in paper if mine[name] != paper[name] and name not in ("parameters", "seed")}
+    assert different == {"max_train", "rounds", "evaluation"}
+    assert asked["grid"]["mu"] == [0.0, 0.01, 0.1]

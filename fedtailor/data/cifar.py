@@ -1,14 +1,11 @@
 """CIFAR-10 and CIFAR-100, in the binary and the python version, unpacked or as the published .tar.gz.
 
-The python version is made of pickles. They are read with stand-ins for NumPy's classes and nothing else, so
-that reading one cannot run code.
+The python version is made of pickles, which are read without running code (`pickled_arrays`).
 """
 
 import io
-import pickle
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +14,9 @@ from numpy.typing import NDArray
 from fedtailor._common.errors import FedtailorError
 from fedtailor.data.dataset import TEST, TRAIN, DataInfo, Dataset, DataSets, require
 from fedtailor.data.foreign_files import damaged, read_gzip, reading
+from fedtailor.data.pickled_arrays import Raw, unpickle
 
 Bytes = NDArray[np.uint8]
-Raw = bytes | bytearray | memoryview
 PIXELS = 3 * 32 * 32
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100 = (
@@ -109,60 +106,16 @@ def _binary(name: str, file: Path, raw: Raw) -> tuple[Bytes, Bytes]:
 def _python(name: str, file: Path, raw: Raw) -> tuple[Bytes, Bytes]:
     """Read a pickled dictionary with `data` and `labels` (CIFAR-100: `fine_labels`)."""
     try:
-        batch = _Unpickler(file, raw).load()
+        batch = unpickle(file, raw, "a CIFAR batch")
         x = batch[b"data"].array
         y = np.array(batch[b"labels" if name == "cifar-10" else b"fine_labels"], dtype=np.uint8)
-        if x.shape != (len(y), PIXELS):
+        if x.dtype != np.uint8 or x.shape != (len(y), PIXELS):
             raise ValueError("sizes")
     except FedtailorError:
         raise
     except Exception:  # a broken pickle can raise anything
         raise damaged(file, "it is not a CIFAR batch, or truncated") from None
     return x, y
-
-
-class _Array:
-    """A stand-in for numpy.ndarray while unpickling: takes the bytes, runs nothing."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.array: Bytes = np.empty((0, PIXELS), dtype=np.uint8)
-
-    def __setstate__(self, state: tuple[int, tuple[int, ...], "_Type", bool, bytes]) -> None:
-        _, shape, kind, column_first, raw = state
-        if kind.code != b"u1":
-            raise ValueError("pixels are bytes")
-        self.array = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_first else "C")
-
-
-class _Type:
-    """A stand-in for numpy.dtype."""
-
-    def __init__(self, code: bytes, *flags: object) -> None:
-        self.code = code
-
-    def __setstate__(self, state: object) -> None:
-        pass  # byte order and the like: bytes have none
-
-
-class _Unpickler(pickle._Unpickler):  # the one in C would reserve 64 GB for a wrong number in a damaged file
-    STAND_INS = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"): _Array,
-        ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): _Type,
-    }
-
-    def __init__(self, file: Path, raw: Raw) -> None:
-        super().__init__(io.BytesIO(raw), encoding="bytes")
-        self.file = file
-
-    def find_class(self, module: str, name: str) -> Any:
-        stand_in = self.STAND_INS.get((module, name))
-        if stand_in is None:
-            raise FedtailorError(
-                f"The file {self.file} is not a CIFAR batch: it asks for {module}.{name}, which fedtailor "
-                "refuses to run; get the published file."
-            )
-        return stand_in
 
 
 def _info(name: str, description: str, classes: int) -> DataInfo:

@@ -19,6 +19,7 @@ from fedtailor._common.errors import unknown
 from fedtailor._common.files import Count
 from fedtailor.data.dataset import Ints, kind_of_targets
 from fedtailor.data.preprocessing import Facts, Preprocessing
+from fedtailor.data.shifts import Shift
 from fedtailor.training.inputs import Inputs, Lazy, Several, is_aligned, join, samples_per_line, select, take, tensors
 from fedtailor.training.metrics import Targets
 
@@ -88,6 +89,7 @@ class FederatedData:
     joined: tuple[Join, ...] = ()  # training clients that came later: the last of them
     preprocessing: Preprocessing | None = None  # of a table: how its columns became features
     facts: Sequence[Facts] = ()  # of a table: what each client declares of its training samples
+    shifts: tuple[Shift, ...] = ()  # what each client's own camera or laboratory does to its samples
     notes: tuple[str, ...] = ()  # what the user should know of the data
     elsewhere: Elsewhere | None = None  # the samples are: x and y are made up, the numbers in `bounds` declared
 
@@ -118,6 +120,11 @@ class FederatedData:
     def places(self) -> Ints:
         """`bounds` in NumPy: looking one up in a tensor takes longer than cutting out a client's samples."""
         return self.bounds.numpy()
+
+    @property
+    def each_shift(self) -> tuple[Shift, ...]:
+        """Each client's shift, also where there are none."""
+        return self.shifts or tuple({} for _ in self.names)
 
     @property
     def n_training(self) -> int:
@@ -177,7 +184,7 @@ class FederatedData:
             return self
         room = (sizes + step - 1) // step * step
         room[-1:] = sizes[-1:]  # nobody is behind the last one
-        moved = torch.zeros(self.n_clients, dtype=torch.int64)
+        moved = torch.zeros(self.n_clients, dtype=torch.int64, device="cpu")
         moved[stored] = room.cumsum(0) - room
         order = _rows(starts, room, sizes).to(self.y.device)
         bounds = self.bounds - self.bounds[:, :1] + moved[:, None]
@@ -197,6 +204,7 @@ class FederatedData:
             own_classes=self.own_classes[client : client + 1],
             own_names=self.own_names[client : client + 1],
             facts=self.facts[client : client + 1],
+            shifts=(),
             tokens=self.vocabulary,
             notes=(),
         )
@@ -242,6 +250,7 @@ class FederatedData:
             own_classes=(*self.own_classes, *other.own_classes),
             own_names=(*self.own_names, *other.own_names),
             facts=(*self.facts, *other.facts),
+            shifts=(*self.each_shift, *other.each_shift) if self.shifts or other.shifts else (),
         )
 
     def with_joined(self, join: Join) -> "FederatedData":
@@ -257,6 +266,7 @@ class FederatedData:
             own_classes=tuple(self.own_classes[client] for client in order) if self.own_classes else (),
             own_names=tuple(self.own_names[client] for client in order) if self.own_names else (),
             facts=tuple(self.facts[client] for client in order) if self.facts else (),
+            shifts=tuple(self.shifts[client] for client in order) if self.shifts else (),
             joined=(*self.joined, join),
         )
 
@@ -294,11 +304,12 @@ class FederatedData:
         if self.elsewhere is not None or self.targets == "numbers":
             return sizes[:, None]
         labels = self.y[_rows(self.bounds[:, first], sizes).to(self.y.device)].cpu()
-        client, classes = torch.arange(self.n_clients).repeat_interleave(sizes), len(self.classes)
+        client, classes = torch.arange(self.n_clients, device="cpu").repeat_interleave(sizes), len(self.classes)
         if self.targets == "classes":
             cells = torch.bincount(client * classes + labels, minlength=self.n_clients * classes)
             return cells.view(self.n_clients, classes)
-        return torch.zeros(self.n_clients, classes, dtype=torch.int64).index_add_(0, client, labels.long())
+        counted = torch.zeros(self.n_clients, classes, dtype=torch.int64, device="cpu")
+        return counted.index_add_(0, client, labels.long())
 
     def class_counts(self) -> Tensor:
         """Count all training clients' training samples by class."""
@@ -311,7 +322,7 @@ def _rows(starts: Tensor, numbers: Tensor, sizes: Tensor | None = None) -> Tenso
     """List the rows from these starts, so many of each. Of those that have only so many (`sizes`), the last one
     stands for what is missing."""
     before = numbers.cumsum(0) - numbers
-    rows = torch.arange(int(numbers.sum())) - before.repeat_interleave(numbers)
+    rows = torch.arange(int(numbers.sum()), device="cpu") - before.repeat_interleave(numbers)
     if sizes is not None:
         rows = rows.minimum((sizes - 1).repeat_interleave(numbers))
     return rows + starts.repeat_interleave(numbers)
@@ -323,7 +334,7 @@ def _tensors(x: Inputs, rows: Tensor) -> Iterator[Tensor]:
         for part in x.parts:
             yield from _tensors(part, rows)
     elif isinstance(x, Lazy):
-        yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED).long().unique()]))
+        yield from tensors(take(x, rows[torch.linspace(0, len(rows) - 1, CHECKED, device="cpu").long().unique()]))
     else:
         yield from (select(x, piece) for piece in rows.to(x.device).split(PIECE))
 

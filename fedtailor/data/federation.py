@@ -1,6 +1,6 @@
 """From a data set to a federation: its samples partitioned among clients, and each client's split into parts."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -17,6 +17,7 @@ from fedtailor.data.hashed_split import hashed_sides
 from fedtailor.data.matched_columns import match
 from fedtailor.data.partitions import NATURAL, WITHIN, draw, official_parts, parse, random_sides, strata_of, thin
 from fedtailor.data.preprocessing import How, Preprocessing, facts_of_clients
+from fedtailor.data.shifts import Asked, shifted, with_shifts
 from fedtailor.training.inputs import Held, Inputs, Lazy, Several
 from fedtailor.training.metrics import KINDS
 from fedtailor.training.streams import numpy_stream
@@ -46,7 +47,8 @@ def federate(
     """Partition a data set among clients (20, or the natural ones, unless said) and split each client's samples.
 
     `partition` is one of the catalogue, or your own: a CSV file with the columns sample and client, `module:function`,
-    or a function of (labels, clients, rng) that returns a client for each sample, or the samples of each client.
+    or a function of (labels, clients, rng) that returns a client for each sample, or the samples of each client. Behind
+    one that is named may stand shifts of the clients' features: "iid+rotate:0,90,180,270".
 
     `labels="own"` numbers each client's classes 0, 1, … anew: client 3's class 0 is then another than client 4's.
 
@@ -68,15 +70,17 @@ def federate(
     units, first = dataset.units()
     strata = strata_of(dataset, units, first, stratify)
     name = partition_name(partition)
+    shared, shifts = with_shifts(partition) if isinstance(partition, str) else (name, [])
+    partition = shared if shifts else partition
     own = assign(dataset, partition, clients, seed) if is_own(partition) else None
     official = dataset.own_split if split is None else split == "official"
     parts = np.zeros_like(first)
     if official:
-        natural = stratify and name.startswith(NATURAL)
+        natural = stratify and shared.startswith(NATURAL)
         parts = official_parts(dataset, first, strata, validation, seed, by_client=natural)
     if own is None:
-        _check_table(dataset, name, clients, labels)
-        client, names = _clients(dataset, first, parts, name, clients, min_samples, seed)
+        _check_table(dataset, shared, clients, labels)
+        client, names = _clients(dataset, first, parts, shared, clients, min_samples, seed)
     else:
         _check_table(dataset, NATURAL if labels == "own" else "", len(own.names), labels)
         client, names = own.client[first], own.names
@@ -85,7 +89,7 @@ def federate(
             f"{new_clients} of {len(names)} clients cannot be new: hold out from 0 to {len(names) - 1}."
         )
     if new_clients:
-        client, names = _new_last(client, names, new_clients, seed, renumbered=own is None and name != NATURAL)
+        client, names = _new_last(client, names, new_clients, seed, renumbered=own is None and shared != NATURAL)
     if official:
         side = parts
     elif split == "hash":
@@ -99,13 +103,11 @@ def federate(
     if official or split == "hash" or (test and dataset.group is not None):
         _warn_of_untested(bounds, names)
     new = frozenset(range(len(names) - new_clients, len(names)))
-    x: Inputs = dataset.x[order]
-    table: dict[str, Any] = {}
-    if dataset.columns:
-        x, table = _features(dataset, dataset.cells[order], bounds, new, preprocessing, rare)
+    how = _Inputs(pixels, dtype, preprocessing, rare, shifts, seed)
+    x, about = _inputs(dataset, order, bounds, new, how)
     federated = FederatedData(
         name=dataset.name,
-        x=x if dataset.columns and preprocessing is None else as_inputs(x, pixels, dtype),
+        x=x,
         y=dataset.y[order].to(dtype) if dataset.y.is_floating_point() else dataset.y[order],
         bounds=bounds,
         classes=dataset.classes,
@@ -114,9 +116,39 @@ def federate(
         partition=name,
         assignment=own.checksum if own else None,
         tokens=dataset.tokens,
-        **table,
+        **about,
     )
     return (_own_labels(federated) if labels == "own" else federated).aligned()
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The settings that make a network's inputs of samples."""
+
+    pixels: Literal["unit", "signed"]
+    dtype: torch.dtype
+    preprocessing: How | Preprocessing | None
+    rare: int
+    shifts: list[Asked]
+    seed: int
+
+
+def _inputs(
+    dataset: Dataset, order: Tensor, bounds: Tensor, new: frozenset[int], how: _Inputs
+) -> tuple[Inputs, dict[str, Any]]:
+    """Make inputs of samples in this order, as the clients' own cameras and laboratories have them."""
+    if dataset.columns:
+        cells = dataset.cells[order]
+        shifts = shifted(cells, how.shifts, bounds, new, how.seed, dataset.name, dataset.columns)
+        x, about = _features(dataset, cells, bounds, new, how.preprocessing, how.rare)
+        return x if how.preprocessing is None else as_inputs(x, how.pixels, how.dtype), about | {"shifts": shifts}
+    if not how.shifts:
+        return as_inputs(dataset.x[order], how.pixels, how.dtype), {}
+    pictures = as_inputs(dataset.x[order], "unit", how.dtype)  # shifts are of pixels from 0 to 1
+    shifts = shifted(pictures, how.shifts, bounds, new, how.seed, dataset.name)
+    if how.pixels == "signed" and isinstance(pictures, Tensor) and dataset.cells.dtype == torch.uint8:
+        pictures.mul_(2).sub_(1)
+    return pictures, {"shifts": shifts}
 
 
 def _features(

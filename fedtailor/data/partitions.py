@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor.data.dataset import TEST, TRAIN, VALIDATION, Dataset, Ints
+from fedtailor.data.shifts import SHIFTS, shifts_catalogue
 from fedtailor.training.streams import numpy_stream
 
 Shares = NDArray[np.float64]  # (classes, clients); a row sums to 1, or to 0 where nobody owns the class
@@ -37,7 +38,7 @@ def parse(spec: str) -> tuple[Partition, float]:
     """Find the partition that `name[:parameter]` asks for, and its parameter (0 if it takes none)."""
     name, colon, text = spec.partition(":")
     if name not in PARTITIONS:
-        raise unknown("partition", name, [*PARTITIONS, NATURAL])
+        raise unknown("partition", name, [*PARTITIONS, NATURAL, *SHIFTS])
     partition = PARTITIONS[name]
     if not partition.parameter:
         if colon:
@@ -205,6 +206,7 @@ def partitions_catalogue() -> dict[str, str]:
     return drawn | {
         NATURAL: "the clients that the data itself names",
         f"{WITHIN}…": "each of those divided among equally many clients, by any of the others (natural+dirichlet:0.3)",
+        **dict(shifts_catalogue()),
     }
 
 

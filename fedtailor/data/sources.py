@@ -1,6 +1,6 @@
 """Loading a data set by name (a published one of the catalogue) or by path (the user's own).
 
-Two are always there: UCI's handwritten digits, which scikit-learn has too, and the FedProx paper's synthetic(α, β).
+The FedProx paper's synthetic(α, β) is made here.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,24 @@ import torch
 
 from fedtailor._common.errors import FedtailorError, unknown
 from fedtailor._common.imports import CODE
-from fedtailor.data import arrays, cifar, idx, images, large, leaf, medmnist, omniglot, own_data
+from fedtailor.data import (
+    arrays,
+    cifar,
+    digits,
+    idx,
+    images,
+    large,
+    leaf,
+    medmnist,
+    natural_groups,
+    omniglot,
+    own_data,
+)
 from fedtailor.data.dataset import DataInfo, Dataset, DataSets, Reader
 from fedtailor.data.dataset import data_dir as data_root
 from fedtailor.data.table import Purpose, TableSettings, column_names, is_table, read_table
 from fedtailor.training.streams import numpy_stream
 
-DIGITS = Path(__file__).with_name("digits.npz")  # what they are, and their licence: NOTICE
 CLIENTS, FEATURES, CLASSES = 30, 60, 10  # of the synthetic data
 
 
@@ -119,15 +130,7 @@ def columns_in(
     return {name: column for name, column in columns.items() if column in header}
 
 
-# --- data sets that are always there ---
-
-
-def read_digits(info: DataInfo, root: Path, variant: str) -> Dataset:
-    """Read the 1,797 handwritten digits of 8×8 pixels, as float32 in [0, 1]."""
-    with np.load(DIGITS) as file:
-        pixels, labels = torch.from_numpy(file["pixels"]), torch.from_numpy(file["labels"])
-    x = pixels[:, None].float() / 16  # pixels are 0..16
-    return Dataset("digits", x, labels.long(), tuple(map(str, range(10))))
+# --- a data set that is always there ---
 
 
 def read_synthetic(info: DataInfo, root: Path, variant: str) -> Dataset:
@@ -170,8 +173,7 @@ def _parameters(variant: str) -> tuple[float, float]:
     return alpha, beta
 
 
-BUNDLED: DataSets = (
-    (DataInfo("digits", "handwritten digits, 8×8 grey (UCI)", 10, bundled=True), read_digits),
+SYNTHETIC: DataSets = (
     (
         DataInfo("synthetic", "linear models that differ by client", 10, bundled=True, variants="ALPHA:BETA"),
         read_synthetic,
@@ -179,6 +181,15 @@ BUNDLED: DataSets = (
 )
 DATA_SETS: dict[str, tuple[DataInfo, Reader]] = {
     info.name: (info, reader)
-    for known in (BUNDLED, idx.DATA_SETS, cifar.DATA_SETS, medmnist.DATA_SETS, omniglot.DATA_SETS)
+    for known in (
+        digits.DATA_SETS[:1],
+        SYNTHETIC,
+        digits.DATA_SETS[1:],
+        idx.DATA_SETS,
+        cifar.DATA_SETS,
+        medmnist.DATA_SETS,
+        omniglot.DATA_SETS,
+        natural_groups.DATA_SETS,
+    )
     for info, reader in known
 }

@@ -140,7 +140,8 @@ def named_code(experiment: Experiment) -> dict[str, str]:
 def only_in_python(experiments: Iterable[Experiment]) -> str:
     """Name the objects in these experiments that no import finds, as a sentence for the record; "" for none."""
     recorded = [item for experiment in experiments for item in _recorded(experiment).items()]
-    given = dict.fromkeys(f"the {kind} {name}" for kind, name in recorded if name.startswith(GIVEN))
+    found = ((kind, *name.partition(":")) for kind, name in recorded if name.startswith(GIVEN))
+    given = dict.fromkeys(f"the {kind} {how}:{name.rpartition('<locals>.')[2]}" for kind, how, _, name in found)
     if not given:
         return ""
     return f"Only the Python program of this can go on, by the same call: no import finds {listed(list(given))}."

@@ -3,6 +3,7 @@ here, before the first file is written.
 """
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from fedtailor.server.aggregation.server_optimizer import check_server_optimizer
 from fedtailor.server.budget import Budget, settled, wanted_privacy
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.training.augmentation import Augmentation
-from fedtailor.training.inputs import held, sample_shape
+from fedtailor.training.inputs import CPU, held, sample_shape
 from fedtailor.training.network import Loss
 from fedtailor.training.predictions import OwnMetric
 from fedtailor.training.streams import numpy_stream, torch_seed
@@ -191,10 +192,13 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     For one `site` of a federation, the samples of the others are not there, and the protocol is the server's to check.
     """
     check_trackers(experiment.track)
-    device = find_device(experiment.device)
+    devices = find_devices(experiment.device)
+    if len(devices) > 1:
+        check_several_devices(experiment, site)
+    device = devices[0] if len(devices) == 1 else CPU  # of several, each worker moves its own there
     method = objects.method or find_method(experiment.method, experiment.parameters)
     data = partition_data(experiment, objects.data, partition=objects.partition).to(device)
-    check_training(experiment, method, data, device)
+    check_training(experiment, method, data, devices[0])
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
     training = data.n_training
@@ -256,9 +260,10 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         data.targets == "labels",
         privacy,
         per_round,
+        matmul_precision=experiment.matmul_precision,
     )
     if not site and data.elsewhere is None:
-        terms.stack = stack_size(experiment, network, data, terms.training_loss)
+        terms.stack = stack_size(experiment, network, data, terms.training_loss, devices[0].type == "cpu")
     prepared = Prepared(experiment, data, terms, assembled)
     if privacy is not None and not site:  # a site gets the noise from the plan
         prepared = _with_budget(prepared, privacy, participation, training)
@@ -399,6 +404,45 @@ def _returned(function: Callable[[], Any], name: str) -> Any:
         raise FedtailorError(f"The data {name} cannot be made: {explained(error)}.") from error
 
 
+def find_devices(name: str) -> list[torch.device]:
+    """The device of this name, or several of one kind, as in cuda:0,1."""
+    first, *others = name.split(",")
+    if not others:
+        return [find_device(name)]
+    kind = first.partition(":")[0]
+    found = []
+    for one in (first, *(f"{kind}:{other}" if other.strip().isdecimal() else other.strip() for other in others)):
+        try:
+            found.append(torch.device(one))
+        except RuntimeError:
+            raise FedtailorError(
+                f"The devices {name!r} are not understood: write cuda:0,1 for the first two."
+            ) from None
+    if {device.type for device in found} != {kind} or kind not in ("cpu", "cuda"):
+        raise FedtailorError(f"The devices {name} must be of one kind, cuda, as in cuda:0,1.")
+    # Counted without CUDA: a process that has used it cannot fork workers.
+    there = torch.cuda.device_count() if kind == "cuda" else len(found)
+    for device in found:
+        if (device.index or 0) >= there or (kind == "cuda" and device.index is None):
+            devices = ", ".join(f"cuda:{number}" for number in range(there)) or "none"
+            raise FedtailorError(f"The device {device} is not available here (there are: {devices}).")
+    if kind == "cuda" and len(set(found)) < len(found):
+        raise FedtailorError(f"The devices {name} must differ.")
+    return found
+
+
+def check_several_devices(experiment: Experiment, site: bool) -> None:
+    """Refuse what does not go with a worker process for each of several devices."""
+    if site:
+        raise FedtailorError(f"A site has one device, and not several ({experiment.device}).")
+    if experiment.engine not in ("auto", "processes") or experiment.debug or sys.platform != "linux":
+        raise FedtailorError(
+            "Several devices need worker processes (Linux, no other --engine, no --debug): give one --device."
+        )
+    if experiment.workers is not None:
+        raise FedtailorError("Each of several devices has one worker: leave --workers out.")
+
+
 def find_device(name: str) -> torch.device:
     """The device of this name; `auto` is the best there is."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -417,12 +461,12 @@ def find_device(name: str) -> torch.device:
         ) from None
 
 
-def has_device(name: str) -> bool:
+def device_here(name: str) -> str:
+    """Name the device on which a run is looked at: its own if it has one that is here, or else the CPU."""
     try:
-        find_device(name)
+        return name if len(find_devices(name)) == 1 else "cpu"
     except FedtailorError:
-        return False
-    return True
+        return "cpu"
 
 
 def find_loss(name: str, data: FederatedData) -> Loss:

@@ -15,7 +15,7 @@ from fedtailor.client.sites import Sites, declarations
 from fedtailor.data.agreement import read_agreement
 from fedtailor.engines.channel import InMemory
 from fedtailor.engines.hostile import TARGET, Tampering, find_trigger, poisoned
-from fedtailor.engines.preparation import Objects, Prepared, has_device, prepare
+from fedtailor.engines.preparation import Objects, Prepared, device_here, find_devices, prepare
 from fedtailor.engines.remote import Remote
 from fedtailor.engines.transports import make_transport
 from fedtailor.experiment import Experiment
@@ -63,7 +63,13 @@ class Simulation:
             channel = InMemory({site.name: site for site in self._apart})
             transport = Remote(channel, RUN, data.names, self.sites.declare())
         self.transport = transport or make_transport(
-            engine, self.sites, experiment.workers, device.type == "cpu", deadline, experiment.address
+            engine,
+            self.sites,
+            experiment.workers,
+            device.type == "cpu",
+            deadline,
+            experiment.address,
+            [] if away else find_devices(experiment.device),
         )
         if self.attack:
             memory = Store(checkpoint / "hostile" if checkpoint else None, "hostile", device=device)
@@ -209,10 +215,10 @@ def reopen(path: Path, experiment: Experiment, objects: Objects, transport: Tran
 
 def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simulation:
     """Open the simulation of a run directory as its last checkpoint left it, to look at: nothing is written. It is
-    looked at on the CPU where the run's device is not available."""
+    looked at on the CPU where the run's device is not available, or has several."""
     directory = RunDirectory(path)
     before = directory.experiment()
-    here = {"data_dir": data_dir or before.data_dir, "device": before.device if has_device(before.device) else "cpu"}
+    here = {"data_dir": data_dir or before.data_dir, "device": device_here(before.device)}
     experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "track": None})
     agreement = read_agreement(path)
     if agreement is not None:

@@ -4,6 +4,9 @@ import ctypes
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
+
+import torch
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.extras import install_command
@@ -22,10 +25,19 @@ def make_transport(
     on_cpu: bool,
     deadline: float | None = None,
     address: str | None = None,
+    devices: Sequence[torch.device] = (),
 ) -> Transport:
     """Make the transport of this name; `auto` takes worker processes where there is more than one core for them, or a
     deadline in seconds for each request: only another process can be stopped. Where the `address` of a Ray cluster is
-    given, it takes that."""
+    given, it takes that. Several `devices` have a worker process each; the sites are then on the CPU."""
+    if len(devices) > 1:
+        if torch.cuda.is_initialized():
+            raise FedtailorError(
+                "This process has used CUDA already, and cannot fork a worker for each device: begin anew, or give one "
+                "device."
+            )
+        keep_freed_memory()
+        return Processes(sites, len(devices), deadline, devices)
     if engine == "ray" or (engine == "auto" and address is not None):
         return _make_actors(sites, workers, on_cpu, deadline, address)
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"

@@ -80,6 +80,7 @@ class Settings(TypedDict, total=False):
     seed: int
     dtype: Literal["float32", "float64"]
     autocast: bool
+    matmul_precision: Literal["highest", "high", "medium"]
     device: str
     stack: int | Literal["auto"] | None
     evaluation: Evaluation | EvaluationSettings

@@ -188,8 +188,8 @@ class Experiment(_Strict):
     clients: int | None = Field(None, ge=1, le=MOST, description="number of clients [20, or as many as the data names]")
     partition: str | None = Field(
         None,
-        description="how clients share the samples; or your own, a CSV file (sample,client) or module:function "
-        "[dirichlet:0.3, or natural where the data names clients]",
+        description="how clients share the samples, and how their features shift (iid+rotate:0,90,180,270); or your "
+        "own, a CSV file (sample,client) or module:function [dirichlet:0.3, or natural where the data names clients]",
     )
     split: Literal["merge", "official", "hash"] | None = Field(
         None,
@@ -310,7 +310,12 @@ class Experiment(_Strict):
     seed: int = Field(0, ge=0, le=2**64 - 1, description="seed of everything random")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all computation")
     autocast: bool = Field(False, description="compute passes through the network in bfloat16, where the device can")
-    device: str = Field("cpu", description="cpu, cuda, mps or auto")
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        "highest",
+        description="products in float32 may round their factors, where the device can: to TF32 (high) or bfloat16 "
+        "(medium)",
+    )
+    device: str = Field("cpu", description="cpu, cuda, mps or auto; cuda:0,1 for a worker on each")
     stack: Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"] | None = Field(
         None,
         description="clients that train as one computation, or auto: as many as are faster [1 on the CPU, auto on "

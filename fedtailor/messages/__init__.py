@@ -6,7 +6,7 @@ client to have; a reply brings the upload and the version that came of it. A cli
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,37 @@ def copied(tensors: Message) -> State:
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 
+def moved(tensors: Message, device: torch.device | str) -> State:
+    """Move a message or state to a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors to the host: from a device all in one transfer, as each transfer waits for the device. Those that
+    are there are not copied."""
+    away = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    found = iter(unpacked(packed(away).cpu(), away) if away else ())
+    return [next(found) if tensor.device.type != "cpu" else tensor for tensor in tensors]
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Put the bytes of tensors side by side, those with the largest numbers first, so that all begin at an address
+    that suits them."""
+    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in sorted(tensors, key=_largest_first)])
+
+
+def unpacked(content: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """View what `packed` has put side by side."""
+    order = sorted(range(len(like)), key=lambda place: _largest_first(like[place]))
+    pieces = content.split([like[place].nbytes for place in order])
+    of_place = dict(zip(order, pieces, strict=True))
+    return [of_place[place].view(tensor.dtype).view(tensor.shape) for place, tensor in enumerate(like)]
+
+
+def _largest_first(tensor: Tensor) -> int:
+    return -tensor.element_size()
+
+
 def joined(of_clients: Mapping[int, Message]) -> State:
     """Put the tensors of several clients side by side; their names begin with the client's number."""
     return {f"{client}/{name}": tensor for client, tensors in of_clients.items() for name, tensor in tensors.items()}
@@ -82,15 +113,15 @@ def check_tensors(what: str, tensors: Message) -> None:
             raise TypeError(f"{what} holds {name!r}, a {type(tensor).__name__}; messages and states are named tensors")
 
 
-def check_finite(what: str, tensors: Message) -> None:
-    """Refuse anything but named tensors of finite numbers."""
-    check_tensors(what, tensors)
-    for name, tensor in tensors.items():
-        if (
-            tensor.is_floating_point()
-            and not math.isfinite(float(tensor.detach().sum()))
-            and not tensor.isfinite().all()
-        ):
+def check_finite(named: Mapping[str, Message], fetch: Callable[[Sequence[Tensor]], list[Tensor]] = fetched) -> None:
+    """Refuse anything but named tensors of finite numbers, in messages by what each of them is. `fetch` copies numbers
+    to the host."""
+    checked: list[tuple[str, str, Tensor]] = []
+    for what, tensors in named.items():
+        check_tensors(what, tensors)
+        checked += [(what, name, tensor) for name, tensor in tensors.items() if tensor.is_floating_point()]
+    for (what, name, tensor), total in zip(checked, fetch([t.detach().sum() for _, _, t in checked]), strict=True):
+        if not math.isfinite(float(total)) and not tensor.isfinite().all():
             raise NotFinite(f"{what} has NaN or infinite numbers in {name!r}")
 
 
@@ -105,19 +136,25 @@ class Size:
 def sizes(what: str, messages: Mapping[int, Message], finite: bool = False) -> dict[int, Size]:
     """Measure messages; with `finite`, refuse NaN and infinite numbers. A tensor that several of them have in common is
     looked at once."""
-    known: dict[int, float] = {}
+    all_tensors = {id(tensor): tensor for message in messages.values() for tensor in message.values()}
+    bounds = fetched([_bounds(tensor.detach()) for tensor in all_tensors.values()])
+    known = {one: max(abs(float(bound)) for bound in of.tolist()) for one, of in zip(all_tensors, bounds, strict=True)}
     found = {}
     for client, message in messages.items():
-        for name, tensor in sorted(message.items()):
-            if id(tensor) not in known:
-                number = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
-                bounds = torch.stack(torch.aminmax(number)).tolist() if number.numel() else [0.0]
-                known[id(tensor)] = max(map(abs, bounds))
+        for name in sorted(message):
+            tensor = message[name]
             if finite and not math.isfinite(known[id(tensor)]):
                 raise NotFinite(f"{what} has NaN or infinite numbers in {name!r}")
         largest = {name: known[id(tensor)] for name, tensor in message.items()}
         found[client] = Size(sum(tensor.nbytes for tensor in message.values()), largest)
     return found
+
+
+def _bounds(numbers: Tensor) -> Tensor:
+    """Return the smallest and the largest number; 0 if there is none."""
+    if not numbers.numel():
+        return torch.zeros(1, device="cpu")
+    return torch.stack(torch.aminmax(numbers.byte() if numbers.dtype == torch.bool else numbers))
 
 
 class NotFinite(ValueError):
@@ -189,19 +226,20 @@ class Train(Request):
 
 
 @dataclass(frozen=True)
-class TrainTogether(Request):
-    """Train several clients of one place as one computation: `parts` are their own requests, without the messages.
+class Together(Request):
+    """Train or measure several clients of one place as one computation: `parts` are their own requests, without the
+    messages.
 
     Names in its message begin with the client's number, and so do those of the state and the upload (see `joined`).
     """
 
-    parts: tuple[Train, ...] = ()
+    parts: tuple[Request, ...] = ()
 
     @classmethod
-    def of(cls, requests: Sequence[Request]) -> "TrainTogether":
+    def of(cls, requests: Sequence[Request]) -> "Together":
         """Join the requests of several clients."""
         message = joined({request.client: request.message for request in requests})
-        parts = tuple(replace(request, message={}) for request in requests if isinstance(request, Train))
+        parts = tuple(replace(request, message={}) for request in requests)
         return cls(requests[0].round, requests[0].client, message, parts=parts)
 
     @property

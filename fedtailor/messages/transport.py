@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+import torch
+
 from fedtailor.messages import Declaration, Reply, Request, State
 
 
@@ -37,6 +39,9 @@ class Place(Transport, Protocol):
 
     def without_states(self) -> "Place":
         """Return the same sites without their states: all that `work` needs."""
+
+    def on(self, device: torch.device) -> "Place":
+        """Return the same sites with samples and network on a device: its worker calls `work` there."""
 
     def split(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Cut requests that concern several clients into pieces for one pass each."""

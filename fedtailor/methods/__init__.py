@@ -23,6 +23,7 @@ from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.methods.fedcac import FedCAC
+from fedtailor.methods.fedcp import FedCP
 from fedtailor.methods.feddbe import FedDBE
 from fedtailor.methods.feddyn import FedDyn
 from fedtailor.methods.fedem import FedEM
@@ -38,6 +39,7 @@ from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedrecon import FedRecon
 from fedtailor.methods.fedrep import FedRep
 from fedtailor.methods.fedrod import FedRoD
+from fedtailor.methods.gpfl import GPFL
 from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.knn_per import KNNPer
 from fedtailor.methods.lg_fedavg import LGFedAvg
@@ -60,8 +62,8 @@ METHODS = (
     *(FedProx, FedDyn, SCAFFOLD, MOON, FedNova, FedLC, FedNTD),  # one global model
     *(FedAvgM, FedAdagrad, FedYogi, FedAdam),  # FedAvg with an optimiser at the server
     *(PGFed, PGFedMo, PGFedCE, PFedMB, FedACS, PFLEGO),  # the four papers' systems
-    *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS),  # some layers shared, others not
-    *(FedProto, FedPAC, PFedFDA),  # means of each class
+    *(FedPer, LGFedAvg, FedRep, FedBABU, FedRoD, FedRecon, FedBN, FedAS, FedCP),  # some layers shared, others not
+    *(FedProto, FedPAC, PFedFDA, GPFL),  # means or embeddings of each class
     *(Ditto, PFedMe, APFL, PerFedAvg, FedALA, FedDBE, KNNPer),  # a personal model beside or from the global one
     *(IFCA, CFL, FedEM, FedAMP, FedFomo, PFedSim, PFedGraph, FedCAC),  # clients that help each other
 )

@@ -73,8 +73,9 @@ class FedDBE(Method):
         server.state.setdefault("consensus", total["mean"])  # r_g
 
     def personal_model(self, client: Client, message: Message) -> Tensor:
-        theta, shape = message["theta"].clone(), client.layout.linear_head(self.title, bias=True)
+        theta = message["theta"].clone()
         if "memory" in client.state:
-            W, b = theta[client.head].split([shape.numel(), shape[0]])  # views
-            b += W.view(shape) @ client.state["memory"]
+            W, b = client.layout.head_weights(theta[client.head])  # views
+            assert b is not None
+            b += W @ client.state["memory"]
         return theta

@@ -42,15 +42,15 @@ class FedRoD(Method):
     search: ClassVar[Search] = {"gamma": "0..1"}
 
     def train(self, client: Client, message: Message) -> Message:
-        shape, prior = client.layout.linear_head(self.title), self._prior(client)
+        client.layout.linear_head(self.title)  # no other head can be added to
+        prior = self._prior(client)
         zero = torch.zeros_like(client.initial[client.head])
         phi = client.state.get("phi", zero).clone().requires_grad_()
         moments, factors = client.moments("phi", zero), client.optimizer.factors(client.n_steps)
 
         def objective(batch: Batch) -> Tensor:
             features, generic = batch.features, batch.outputs
-            W, b = phi[: shape.numel()].view(shape), phi[shape.numel() :]
-            both = generic.detach() + linear(features.detach(), W, b if len(b) else None)
+            both = generic.detach() + linear(features.detach(), *client.layout.head_weights(phi))
             return batch.loss_function(generic + prior, batch.y) + batch.loss_function(both, batch.y)
 
         def step(_: Tensor) -> None:  # φ, by the gradient of the same pass

@@ -54,8 +54,8 @@ class PFedFDA(Method):
     def start(self, server: Server) -> None:
         shape = server.layout.linear_head(self.title, bias=True)
         server.state["body"] = server.initial[server.body]
-        server.state["means"] = torch.rand(shape, generator=server.random).to(server.initial)
-        server.state["covariance"] = torch.eye(shape[1]).to(server.initial)
+        server.state["means"] = torch.rand(shape, generator=server.random, device="cpu").to(server.initial)
+        server.state["covariance"] = torch.eye(shape[1], device="cpu").to(server.initial)
 
     def train(self, client: Client, message: Message) -> Message:
         theta = torch.cat([message["body"], head(client, common(message))])
@@ -75,11 +75,11 @@ class PFedFDA(Method):
 
     def estimated(self, z: Tensor, y: Tensor, shared: Gaussians) -> Gaussians:
         """Estimate μ̂ and Σ̂ + ridge · I."""
-        counts, (means, eye) = y.bincount(minlength=len(shared[0]))[:, None], (shared[0], torch.eye(z.shape[1]).to(z))
+        counts, means = y.bincount(minlength=len(shared[0]))[:, None], shared[0]
         sums = torch.zeros_like(means).index_add_(0, y, z)
         means = torch.where(counts >= LEAST, sums / counts.clamp(min=1), means)
         away = z - means[y]
-        return means, away.T @ away / max(1, len(z) - 1) + self.ridge * eye
+        return means, away.T @ away / max(1, len(z) - 1) + self.ridge * torch.eye(z.shape[1], device="cpu").to(z)
 
     def validated(self, client: Client, z: Tensor, y: Tensor, shared: Gaussians) -> Tensor:
         """Find the β of means and covariance by which Gaussians of one half predict the other best."""
@@ -121,7 +121,7 @@ def discriminant(gaussians: Gaussians, prior: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the weights and biases of Bayes' rule."""
     means, covariance = gaussians
     size = covariance.diagonal().mean()
-    covariance = (1 - EPS) * covariance + EPS * size * torch.eye(len(covariance)).to(covariance)
+    covariance = (1 - EPS) * covariance + EPS * size * torch.eye(len(covariance), device="cpu").to(covariance)
     W = torch.linalg.solve(covariance, means.T).T
     return W, prior.log() - (means * W).sum(1) / 2
 
@@ -141,7 +141,7 @@ def prior(client: Client) -> Tensor:
 
 def in_halves(y: Tensor, client: Client) -> tuple[Tensor, Tensor]:
     """Split the samples of every class that has at least two in halves, the same in every round."""
-    drawn = torch.randperm(len(y), generator=client.stream("halves", every_round=False))
+    drawn = torch.randperm(len(y), generator=client.stream("halves", every_round=False), device="cpu")
     of_class = [drawn[y[drawn] == c] for c in y.unique()]
     of_class = [indices for indices in of_class if len(indices) > 1]
     empty = drawn[:0]

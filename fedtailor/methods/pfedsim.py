@@ -79,7 +79,8 @@ class PFedSim(Method):
             return
         for client, theta in total.each("theta").items():
             server.keep(client, {"theta": theta})
-        S, trained, met = server.state["S"].clone(), server.state["trained"].clone(), torch.tensor(total.clients)
+        S, trained = server.state["S"].clone(), server.state["trained"].clone()
+        met = torch.tensor(total.clients, device="cpu")
         shape = server.layout.linear_head(self.title)
         heads = total.rows("theta")[:, server.head][:, : shape.numel()].view(-1, *shape)
         psi = normalize(heads.double(), dim=2).cpu()

@@ -17,20 +17,23 @@ from fedtailor.training.metrics import LOSS, METRICS, Metric
 
 FEW = 30  # clients that are all printed
 ENDS = 10  # of more, the worst and the best
+LINES = 12  # of a comparison that are printed: the best of more
 
 
 def rich_clients(table: ClientTable, width: int, whole: str) -> Group:
-    """The table for a terminal: all clients, or the worst and the best of many, and `whole` says where all are. In
-    several parts where the page is too narrow for all lines."""
-    rows: list[ClientRow | None] = [*table.rows]
-    title, note = "Clients", ""
+    """The table for a terminal: all clients, or the worst and the best of many; all lines, or the best of many; `whole`
+    says where all are. In several parts where the page is too narrow for all lines."""
+    rows: list[ClientRow | None] = [*table.shown_rows]
+    left, cut = [*table.shown_lines], []
+    if len(left) > LINES:
+        cut.append(f"the best {LINES} of {len(left)} lines")
+        left = sorted(table.best_lines()[:LINES])
     if len(rows) > FEW:
         ranked, leader = table.ranked(), table.labels[table.leader]
+        cut.append(f"the worst and the best {ENDS} of {len(ranked)}, by {visible(leader)}")
         rows = [*ranked[:ENDS], None, *ranked[-ENDS:]]
-        title = f"Clients: the worst and the best {ENDS} of {len(ranked)}, by {visible(leader)}"
-        note = f" All are in {whole}."
+    title, note = (f"Clients: {'; '.join(cut)}", f" All are in {whole}.") if cut else ("Clients", "")
     parts: list[RenderableType] = ["", Text(title, style="table.title")]
-    left = list(table.shown_lines)
     while left:
         shown = next(
             n for n in range(len(left), 0, -1) if n == 1 or needed_width(_rich(table, rows, left[:n])) <= width
@@ -133,7 +136,7 @@ def clients_html(table: ClientTable) -> str:
         for name in ("client", "train", "test", *(table.labels[line] for line in table.shown_lines))
     )
     body = []
-    for row in table.rows:
+    for row in table.shown_rows:
         counts = "".join(_cell(n, _count(n), False) for n in (row.n_train, row.n_test))
         own = ((row.values[line], row.best[line]) for line in table.shown_lines)
         cells = counts + "".join(_cell(value, table.shown(value), best) for value, best in own)

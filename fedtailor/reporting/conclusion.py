@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedtailor._common.errors import listed
 from fedtailor._common.text import human_bytes
 from fedtailor.studies.captions import test_finds_nothing
 from fedtailor.studies.measures import LEVEL
@@ -26,7 +25,7 @@ def verdict(summary: Summary) -> str:
 
 def _ranked(summary: Summary) -> tuple[list[Line], list[Line]]:
     """Find the lines that share the first place, and all that are ranked."""
-    lines = [line for line in summary.lines if line.chosen is not False]
+    lines = [line for line in summary.lines if line.ranked]
     if len(summary.lines) == 1:
         lines = list(summary.lines)
     return [line for line in lines if line.best] or (lines if len(lines) == 1 else []), lines
@@ -113,5 +112,5 @@ def _listed(lines: Sequence[Line]) -> str:
     """List lines in a sentence: all of a few, or the first of many and how many there are."""
     names = [line.label for line in lines]
     if len(names) > NAMED:
-        return f"{listed(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
-    return f"{listed(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+        names = [*names[: NAMED - 1], f"{len(names) - NAMED + 1} others"]
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

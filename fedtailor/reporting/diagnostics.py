@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.engines.result import RunResult
 from fedtailor.reporting.figures import POINTS, evenly, in_order, left_out, regression, samples
 from fedtailor.reporting.marks import Array, Curve, Figure, Heat, Network, Panel, Points, Style
@@ -95,7 +96,12 @@ def diagnostics(line: Line, style: Style) -> list[Figure]:
     for result in line.results:
         shown = Shown(line, result, Style(style.colour))
         if shown.rounds:
-            return BY_METHOD.get(line.method, anything)(shown)
+            try:
+                return BY_METHOD.get(line.method, anything)(shown)
+            except (KeyError, IndexError, ValueError) as error:
+                raise FedtailorError(
+                    "the tensors of its rounds are not the ones that the method records, or change their shapes."
+                ) from error
     return []
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from fedtailor.data.partitions import NATURAL, PARTITIONS, WITHIN, partitions_catalogue
+from fedtailor.data.shifts import divided
 from fedtailor.engines.result import RunResult
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.server.records import RoundRecord, counted_classes, joined_in_words
@@ -350,6 +351,13 @@ def partition_in_words(result: RunResult) -> str:
     if spec is None:  # an older record, of a run that asked for none
         named = list(result.names) != [str(client) for client in range(len(result.names))]
         spec = NATURAL if named else "the default (dirichlet:0.3, or natural where the data name their clients)"
+    spec, shifts = divided(spec)
+    if shifts:
+        return f"{_shared_in_words(spec)}; features shift ({', '.join(shifts)})"
+    return _shared_in_words(spec)
+
+
+def _shared_in_words(spec: str) -> str:
     if spec == NATURAL:
         return f"{spec}, {partitions_catalogue()[NATURAL]}"
     within = "each client that the data itself names divided further: " if spec.startswith(WITHIN) else ""

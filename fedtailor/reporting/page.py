@@ -16,6 +16,7 @@ from fedtailor._common.files import make_directory, write_atomically
 from fedtailor._common.text import human_bytes, human_time
 from fedtailor._common.toml import write_toml
 from fedtailor.data.own_data import data_in_words
+from fedtailor.data.shifts import in_words as shift_in_words
 from fedtailor.engines.result import RunResult
 from fedtailor.experiment.participation import Participation
 from fedtailor.reporting import figures as general
@@ -73,7 +74,7 @@ def prepare(runs: Runs, columns: Sequence[str] | None = None) -> Report:
     for anchor, figure in (("privacy", general.privacy(summary, look)), ("attacks", general.attacked(summary))):
         if figure:
             sections.append(Section(anchor, figure.title, [figure]))
-    sections.append(Section("data", "Data", general.partitions(summary)))
+    sections.append(Section("data", "Data", general.partitions(summary), _pictures(summary)))
     for place, line in enumerate(summary.lines):
         try:
             own = diagnostics(line, look[line.title])
@@ -83,6 +84,22 @@ def prepare(runs: Runs, columns: Sequence[str] | None = None) -> Report:
         if own:
             sections.append(Section(f"method-{place}", line.label, own))
     return Report(runs, summary, look, sections, notes, columns)
+
+
+def _pictures(summary: Summary) -> str:
+    """One image of each client where features shift, and each client's shift."""
+    result = summary.lines[0].results[0]
+    if not (shifts := result.partition["shifts"]):
+        return ""
+    columns = [column["name"] for column in (result.partition["preprocessing"] or {"columns": ()})["columns"]]
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(shift_in_words(shift, columns))}</td></tr>'
+        for name, shift in zip(result.names, shifts, strict=True)
+    )
+    picture = escape(result.partition["picture"])
+    image = f'<p><img alt="One image of each client" src="data:image/png;base64,{picture}"></p>' if picture else ""
+    return f"""<h3>Each client's shift of features (seed {result.experiment.seed})</h3>
+{image}<details><summary>Shifts</summary><table><tbody>{rows}</tbody></table></details>"""
 
 
 def _notes(runs: Runs) -> Iterator[str]:

@@ -233,6 +233,8 @@ class Partition(Record):
     joined: list[Join] = field(default_factory=list)  # the last of the training clients, in their order
     hostile: list[Count] = field(default_factory=list)  # training clients of a study's attack: no average counts them
     preprocessing: Plain | None = None  # of a table
+    shifts: list[dict[str, list[float]]] = field(default_factory=list)  # each client's, if features shift
+    picture: str = field(default="", compare=False)  # then of images: a PNG in base64, one image of each client
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
@@ -252,6 +254,8 @@ class Partition(Record):
         record.n_train = record.n_train or [sum(row) for row in record.train]  # an older version's has none
         if len(record.n_train) != clients:
             raise ValueError("it does not have every client's number of training samples")
+        if record.shifts and len(record.shifts) != clients:
+            raise ValueError("it does not have every client's shift")
         return record
 
 

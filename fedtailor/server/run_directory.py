@@ -23,6 +23,7 @@ import os
 import platform
 import stat
 import warnings
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ from fedtailor._common.files import (
 from fedtailor._common.toml import write_toml
 from fedtailor._common.version import __version__
 from fedtailor.data import FederatedData
+from fedtailor.data.contact_sheet import contact_sheet
 from fedtailor.experiment import Experiment, deciding_settings, first_difference, make_experiment, read_experiment
 from fedtailor.server.checkpoint import read_manifest
 from fedtailor.server.records import About, ClientsRecord, Outcome, Partition, Plain, RoundRecord, finite
@@ -412,7 +414,14 @@ def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:
         "joined": [asdict(join) for join in data.joined],
         "hostile": list(hostile),
         "preprocessing": data.preprocessing and data.preprocessing.model_dump(mode="json"),
+        **({"shifts": list(data.shifts), "picture": _picture(data)} if data.shifts else {}),
     }
+
+
+def _picture(data: FederatedData) -> str:
+    """Draw one image of each client, as base64; "" if the samples are no images."""
+    sheet = contact_sheet(data)
+    return "" if sheet is None else b64encode(sheet).decode()
 
 
 def check_free(path: Path) -> None:

@@ -227,7 +227,7 @@ class LocalSite:
 def _from_server(terms: Terms, letter: Letter) -> Terms:
     """Begin with the vector and the frozen parts that the server sent; the noise for privacy is the site's own."""
     try:
-        check_finite("The initial vector", letter.tensors)
+        check_finite({"The initial vector": letter.tensors})
         _take(terms.initial, letter.tensors["initial"])
         for number, tensor in enumerate(terms.network.frozen_tensors()):
             _take(tensor, letter.tensors[f"frozen.{number}"])

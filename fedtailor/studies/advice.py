@@ -358,19 +358,23 @@ def sentences(advice: Advice) -> list[str]:
         if advice.best == GLOBAL:
             why = "There was no personal model in the race."
         return [*found, f"Recommended: one global model ({GLOBAL}). {why}"]
+    if advice.best != advice.chosen:  # whose gain it is
+        gain = f"{advice.best} {gain}"
     if advice.chosen == ALONE:
         why = f"Models that each client trains alone are as good as any ({gain}): learning together adds nothing here."
     elif advice.chosen == TUNED:
         why = f"The global model, fine-tuned by each client, is as good as any personalized method ({gain})."
-    else:
+    elif advice.chosen == advice.best:
         why = f"Personal models pay ({gain})."
+    else:
+        why = f"Personal models pay ({gain}), and {advice.chosen} is the simplest within {worth} of the best."
     return [*found, f"Recommended: a personal model for each client, by {advice.chosen}. {why}"]
 
 
 def _undecided(advice: Advice, gain: str) -> str:
     """Say why nothing is decided, and what would help."""
     leader, rounds = advice.best if advice.gain > 0 else GLOBAL, advice.candidates[0].rounds
-    best = f"The best of them is {advice.best} ({gain}). Best so far: {leader}."
+    best = f"The best personal candidate is {advice.best} ({gain}). Best so far: {leader}."
     share = advice.candidates[0].experiment.validation
     more = f"more validation samples (--validation {MORE:g})" if share < MORE else "more samples"
     if not advice.unfinished:

@@ -35,6 +35,8 @@ def sentences(summary: "Summary", shown: Collection[str] | None = None) -> Itera
     if any(line.chosen for line in lines) and _has(shown, "validation"):
         yield "✓: the line of its method that validation data choose; only chosen lines are ranked and tested."
     yield from _about_no_choice(lines)
+    if any(not line.ranked and line.chosen is not False for line in lines):
+        yield "Lines under attack are not ranked or tested beside those without one."
     seeds = {line.seeds for line in lines}
     if len(seeds) > 1:
         yield "Lines differ in their seeds: what is compared is of the seeds that both have."
@@ -176,7 +178,8 @@ def _about_the_test(summary: "Summary") -> Iterable[str]:
         f"comparison{'s' if len(tested) > 1 else ''}; ≈: no significant difference (p ≥ {LEVEL:g})."
     )
     if test_finds_nothing(summary):
-        yield f"With {clients} clients and so many comparisons, this test cannot find any."
+        many = " and so many comparisons" if len(tested) > 1 else ""
+        yield f"With {clients} clients{many}, this test cannot find any."
 
 
 def test_finds_nothing(summary: "Summary") -> bool:

@@ -1,6 +1,6 @@
 """The clients of a comparison, by name: each one's result with each line, and which line is best for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -40,9 +40,8 @@ class ClientTable:
     rows: tuple[ClientRow, ...]  # in the order of the clients' numbers; at the end those of hostile ones
     seeds: int
     same: bool  # a name stands for the same samples with all seeds
-    missing: str = ""  # a note on clients that were not measured
-    ranked_lines: tuple[int, ...] = ()  # places of the lines of which one may be the best: not those of a grid that
-    # validation data did not choose
+    notes: str = ""  # on lines that are not shown, and on clients that were not measured
+    ranked_lines: tuple[int, ...] = ()  # places of the lines of which one may be the best
 
     def shown(self, value: float | None) -> str:
         """Format a result."""
@@ -50,8 +49,14 @@ class ClientTable:
 
     @property
     def shown_lines(self) -> tuple[int, ...]:
-        """Places of the lines that tables for readers have: the chosen ones; all, where none is chosen."""
+        """Places of the lines that tables for readers have: those that are ranked; all, where none is."""
         return self.ranked_lines or tuple(range(len(self.titles)))
+
+    @property
+    def shown_rows(self) -> list[ClientRow]:
+        """The rows that tables for readers have: not those of hostile clients of lines that are not shown."""
+        shown = self.shown_lines
+        return [row for row in self.rows if not row.hostile or any(row.values[n] is not None for n in shown)]
 
     @property
     def leader(self) -> int:
@@ -59,10 +64,15 @@ class ClientTable:
         known = [place for place in self.ranked_lines if self.overall[place] is not None]
         return max(known, key=lambda place: self.metric.score(self.overall[place] or 0.0), default=0)
 
+    def best_lines(self) -> list[int]:
+        """Places of the lines that readers see, the best in general first; those without a value last."""
+        found, score = self.overall, self.metric.score
+        return sorted(self.shown_lines, key=lambda line: (found[line] is None, -score(found[line] or 0.0)))
+
     def ranked(self) -> list[ClientRow]:
         """The clients from the worst to the best with the line that is best in general; unmeasured ones last."""
         leader, score = self.leader, self.metric.score
-        return sorted(self.rows, key=lambda row: (row.values[leader] is None, score(row.values[leader] or 0.0)))
+        return sorted(self.shown_rows, key=lambda row: (row.values[leader] is None, score(row.values[leader] or 0.0)))
 
     @property
     def caption(self) -> str:
@@ -76,11 +86,9 @@ class ClientTable:
             honest = [row for row in self.rows if not row.hostile]
             who = "clients" if len(honest) == len(self.rows) else "honest clients"
             said.append(f"Best for so many of {len(honest)} {who} (equals count for each): {most}.")
-        if len(self.shown_lines) < len(self.titles):
-            said.append("Of several settings of a method, the line is shown that validation data choose.")
         if not self.same:
             said.append("The partition differs from seed to seed: clients of the same name are averaged all the same.")
-        return " ".join([*said, self.missing] if self.missing else said)
+        return " ".join([*said, self.notes] if self.notes else said)
 
     def plain(self) -> Plain:
         """All numbers as JSON has them."""
@@ -111,7 +119,7 @@ def client_table(summary: Summary) -> ClientTable:
     results = [result for line in summary.lines for result in line.results]
     rows, missing = [], {name for result in results for name in result.missing}
     counts = _samples(results)
-    ranked = tuple(place for place, line in enumerate(summary.lines) if line.chosen is not False)
+    ranked = tuple(place for place, line in enumerate(summary.lines) if line.ranked)
     for name, (train, test) in counts.items():
         if name in missing or any(name in found for found in of_line):
             own = tuple(found.get(name) for found in of_line)
@@ -124,8 +132,16 @@ def client_table(summary: Summary) -> ClientTable:
     titles, labels = (tuple(getattr(line, name) for line in summary.lines) for name in ("title", "label"))
     same = same_clients(results)
     seeds = len({result.experiment.seed for result in results})
-    note = " ".join(missing_in_words(summary.lines))
-    return ClientTable(metric, titles, labels, overall, tuple(rows), seeds, same, note, ranked)
+    notes = [*(_not_shown(summary) if ranked else ()), *missing_in_words(summary.lines)]
+    return ClientTable(metric, titles, labels, overall, tuple(rows), seeds, same, " ".join(notes), ranked)
+
+
+def _not_shown(summary: Summary) -> Iterator[str]:
+    """Say which lines tables for readers do not have."""
+    if any(line.chosen is False for line in summary.lines):
+        yield "Of several settings of a method, the line is shown that validation data choose."
+    if any(not line.ranked and line.chosen is not False for line in summary.lines):
+        yield "Lines under attack are not shown beside those without one."
 
 
 def _by_name(results: Sequence[RunResult], metric: Metric, hostile: bool) -> dict[str, float]:

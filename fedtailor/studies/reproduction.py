@@ -162,6 +162,11 @@ class Reproduction:
             return 100 * fmean(a for a in members if a is not None), None
         return None if result.accuracy is None else (100 * result.accuracy, None)
 
+    def results(self, row: Row, column: str, last: bool = False) -> list[RunResult]:
+        """Load the finished runs of one cell, one for each seed; see `ours` for `last`."""
+        found = [self._done(self.experiment(row, column, seed), last) for seed in range(self.seeds)]
+        return [result for result in found if result is not None]
+
     def _done(self, experiment: Experiment, last: bool = False) -> RunResult | None:
         """Load the result of a finished run; its result may be made that of the `last` round, whatever rule it has."""
         result = done(self.path(experiment), self.enough)

@@ -66,6 +66,7 @@ class Line:
     speed_up: float | None = None  # in rounds to the target, over the slowest line that reaches it
     validation: float | None = None  # what settings are chosen by, more being better: mean over seeds
     chosen: bool | None = None  # by it, among the lines of the method; None if there is no choice
+    ranked: bool = True  # not a line that was not chosen, nor one under attack beside others without
     epsilon: float | None = None  # spent in all rounds, the most of all seeds; None without privacy
     hostile_value: float | None = None  # as `value`, of the hostile clients of a study
     backdoor: float | None = None  # the share of samples that a backdoor misleads, mean over seeds
@@ -280,7 +281,7 @@ def _plain_value(value: Any) -> str:
 def _with_choice(lines: list[Line]) -> list[Line]:
     """Choose one of each method's lines by its value on validation data, the first of equals; none where there are no
     such data. With and without fine-tuning, under another attack or budget, or with another defence, it is another
-    question."""
+    question. Of several attacks nobody chooses: lines without one are ranked, or else those with the first."""
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         asked = line.results[0].experiment
@@ -293,14 +294,19 @@ def _with_choice(lines: list[Line]) -> list[Line]:
             best = group[0].metric.best(found)
             first = next((line for line in group if best is not None and line.validation == best), None)
             chosen |= {line.title: line is first for line in group}
-    return [replace(line, chosen=chosen.get(line.title)) for line in lines]
+    attacks = [line.results[0].experiment.attack for line in lines]
+    ranked = None if None in attacks else attacks[0]
+    return [
+        replace(line, chosen=(known := chosen.get(line.title)), ranked=known is not False and attack == ranked)
+        for line, attack in zip(lines, attacks, strict=True)
+    ]
 
 
 def _with_gains(lines: list[Line]) -> tuple[list[Line], str | None]:
     """Add the gain of every line over the best line of Local on the same seeds, and return the title of that. If there
     are several, the best is the one on validation data, where there are any."""
     local = [line for line in lines if line.method == "local" and line.value is not None]
-    local = [line for line in local if line.chosen is not False] or local
+    local = [line for line in local if line.ranked] or local
     if not local:
         return lines, None
     validated = all(line.validation is not None for line in local)
@@ -326,9 +332,8 @@ def _gained(line: Line, base: dict[int, RunResult]) -> Line:
 
 
 def _ranked(lines: list[Line]) -> list[Line]:
-    """Mark the best line and the second, by the mean of the metric; equals share a place. Lines that validation data
-    did not choose among those of their method have none."""
-    ranked = [line for line in lines if line.value is not None and line.chosen is not False]
+    """Mark the best line and the second, by the mean of the metric; equals share a place."""
+    ranked = [line for line in lines if line.value is not None and line.ranked]
     places = lines[0].metric.worst_first({line.value for line in ranked if line.value is not None})
     alone = len(ranked) == 1 and not ranked[0].chosen  # the others are lines of which none is chosen
     if len(lines) < 2 or not places or alone:
@@ -336,7 +341,7 @@ def _ranked(lines: list[Line]) -> list[Line]:
     first, second = places[-1], places[-2] if len(places) > 1 else None
     return [
         replace(line, best=line.value == first, second=second is not None and line.value == second)
-        if line.chosen is not False
+        if line.ranked
         else line
         for line in lines
     ]
@@ -353,7 +358,7 @@ def _with_significance(lines: list[Line]) -> list[Line]:
     best = next((line for line in lines if line.best), None)
     if best is None:
         return lines
-    others = {place: line for place, line in enumerate(lines) if line is not best and line.chosen is not False}
+    others = {place: line for place, line in enumerate(lines) if line is not best and line.ranked}
     raw = {place: wilcoxon(*paired(line.results, best.results)) for place, line in others.items()}
     tested = {place: p for place, p in raw.items() if p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
@@ -388,7 +393,7 @@ def check_comparable(results: Sequence[RunResult]) -> None:
 def _samples(result: RunResult) -> Plain:
     """Return the partition, without the names of the data and of the partition, the checksum of the network and who is
     hostile."""
-    left_out = ("data", "partition", "assignment", "network", "hostile")
+    left_out = ("data", "partition", "assignment", "network", "hostile", "picture")
     return {name: value for name, value in result.partition.items() if name not in left_out}
 
 

@@ -1,6 +1,6 @@
 """Local descent: the loop over batches that every method shares, on flat vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedtailor._common.errors import FedtailorError
 from fedtailor.messages import State
 from fedtailor.training.chain import chain_of
-from fedtailor.training.inputs import Held, Inputs, apply, take
+from fedtailor.training.inputs import Held, Inputs, apply, sent, take
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.optimizer import OptimizerSettings, optimizer_step
 from fedtailor.training.private_gradients import Private, sampling_rate
@@ -44,7 +44,7 @@ def batches(
             yield None
             continue
         if step % count == 0:
-            pieces = torch.randperm(n_samples, generator=stream, device="cpu").to(device).split(size)
+            pieces = sent(torch.randperm(n_samples, generator=stream, device="cpu"), device).split(size)
             if settings.join_last and len(pieces[-1]) == 1 and not settings.drop_last:
                 pieces = (*pieces[:-2], torch.cat(pieces[-2:]))
         yield pieces[step % count]
@@ -84,9 +84,9 @@ class Batch:
         return self.loss_function(self.outputs, self.y)
 
     @property
-    def extra(self) -> nn.ParameterDict:
+    def extra(self) -> Mapping[str, Tensor]:
         """The method's extra tensors, which this pass trains."""
-        return self.network.extra
+        return cast(Mapping[str, Tensor], self.network.extra)
 
 
 Objective = Callable[[Batch], Tensor]

@@ -148,6 +148,11 @@ def take(x: Inputs, indices: Tensor | None) -> Held:
     return select(x, indices) if isinstance(x, Tensor) else held(select(x, indices))
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Send a tensor from the host to a device without waiting for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 def join(pieces: Sequence[Inputs]) -> Inputs:
     """Put samples one after the other. Those that are not in memory stay where they are."""
     first = pieces[0]

@@ -1,7 +1,7 @@
 """Computation that depends on nothing but its inputs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,10 @@ TINY = torch.tensor(5e-324, dtype=torch.float64, device="cpu")
 
 def _use_mkldnn(on: bool) -> None:
     torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
+
+
+def _allow_tf32(on: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = on  # type: ignore[assignment]
 
 
 # What a caller may have set that would change numbers: how it is read and set, and its value in a run. (Deterministic
@@ -26,7 +30,26 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any], Any], ...] = (
     (torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on), False),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on), False),
+    (lambda: torch.backends.cudnn.allow_tf32, _allow_tf32, False),  # in convolutions, where PyTorch's default is True
 )
+
+
+def matmul_precision(precision: str) -> AbstractContextManager[None]:
+    """Compute products of matrices in this precision meanwhile (see `torch.set_float32_matmul_precision`); below the
+    highest one, convolutions may use TF32."""
+    return nullcontext() if precision == "highest" else _matmul_precision(precision)
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    before, tf32 = torch.get_float32_matmul_precision(), bool(torch.backends.cudnn.allow_tf32)
+    torch.set_float32_matmul_precision(precision)
+    _allow_tf32(True)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        _allow_tf32(tf32)
 
 
 @contextmanager

@@ -52,6 +52,12 @@ class Layout:
             raise FedtailorError(f"{method} needs a head that is {wanted}, the last of the network: set head=1.")
         return shapes[0]
 
+    def head_weights(self, head: Tensor) -> tuple[Tensor, Tensor | None]:
+        """View the weights and, if there are any, the biases in the vector of a head that is one linear layer."""
+        shape = next(iter(self.head_shapes.values()))
+        W, b = head.tensor_split([shape.numel()])
+        return W.view(shape), b if len(b) else None
+
     def extras(self, vector: Tensor) -> dict[str, Tensor]:
         """View the method's extra tensors in a vector, by name."""
         return {name: view_as(vector[place], self.extra_shapes[name]) for name, place in self.extra.items()}

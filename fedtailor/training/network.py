@@ -8,7 +8,7 @@ head lie the tensors that a method trains beside the network.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import takewhile
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor.messages import fetched
 from fedtailor.training.inputs import Held, apply
 from fedtailor.training.layers import find_head, frozen_modules, layers_of
 from fedtailor.training.layout import Layout, view_as
@@ -160,6 +161,14 @@ class Network:
         other._place(vector, gradient)
         return other
 
+    def on(self, device: torch.device) -> "Network":
+        """Copy the network to a device."""
+        other = copy.deepcopy(self)
+        other.module.to(device)
+        other._constants = [(owner, key, buffer.to(device)) for owner, key, buffer in other._constants]
+        other._place(self.vector.to(device, copy=True), self.gradient.to(device, copy=True))
+        return other
+
     @property
     def n_parameters(self) -> int:
         """The number of trainable parameters: the length of the vector without the buffers."""
@@ -236,6 +245,10 @@ class Network:
             other[place] = before[place]
         self.vector.copy_(before)
         return other
+
+    def fetched(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copy tensors to the host in one transfer, with those of the clients that this one computes with."""
+        return fetched(tensors) if self.stack is None else cast(list[Tensor], self.stack.fetched(self, tensors))
 
     def __call__(self, x: Held) -> Tensor:
         return apply(self.module, x)

@@ -127,12 +127,13 @@ def _adam_step(
     mean = moments["mean"].lerp_(gradient, 1 - BETA1)
     square = moments["square"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     steps = moments["steps"].add_(1)
-    if theta.dim() > 1:  # nothing is read on the host
-        t: float | Tensor = steps.double()
+    exact = steps.double() if steps.device.type != "mps" else steps  # which has no double precision
+    if theta.dim() > 1 or theta.device.type != "cpu":  # nothing is read on the host
+        t: float | Tensor = exact
     else:
         first, last = (float(bound) for bound in steps.aminmax())
         # Entries that were trained apart (a head alone) have taken different numbers of steps.
-        t = first if first == last else steps.double()
+        t = first if first == last else exact
     size, spread = lr / (1 - BETA1**t), square.sqrt().div_((1 - BETA2**t) ** 0.5).add_(EPS)
     if isinstance(size, Tensor):
         theta.sub_(size * mean / spread)

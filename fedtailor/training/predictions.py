@@ -2,10 +2,10 @@
 and directions of metrics."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtailor._common.text import spreadsheet_cell
-from fedtailor.messages import Metrics
+from fedtailor.messages import Metrics, fetched
 from fedtailor.training.descent import EVALUATION_BATCH, frozen_features
 from fedtailor.training.inputs import Held, Inputs
 from fedtailor.training.metrics import Targets
@@ -29,6 +29,8 @@ Array = NDArray[Any]
 @torch.no_grad()
 def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
     """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
+    if network.stack is not None and (found := network.stack.outputs(network, theta, x)) is not None:
+        return cast(Tensor, found)
     _evaluate_at(network, theta)
     with network.precision():
         pieces = [network(padded(piece))[: len(piece)] for piece in x.split(EVALUATION_BATCH)]
@@ -70,17 +72,21 @@ def measure(
     multi_label: bool = False,
     own: OwnMetric | None = None,
     more: Mapping[str, OwnMetric] | None = None,
+    fetch: Callable[[Sequence[Tensor]], list[Tensor]] = fetched,
 ) -> Metrics:
     """Compute all metrics that are defined for these targets, and the user's own: the one that decides, and `more` by
-    name; None for the others, and for all of them without samples."""
+    name; None for the others, and for all of them without samples. Losses and metrics of the user's own see the tensors
+    where they are; all others are computed on the host, to which `fetch` copies."""
     metrics = Metrics(n_samples=len(y))
     if len(y) == 0:
         return metrics
-    metrics.loss = float(loss(scores, y))
+    value = loss(scores, y)
     if own is not None:
         metrics.own = _number(own(scores, y))
     values = {name: _number(metric(scores, y)) for name, metric in (more or {}).items()}
     metrics.more = {name: value for name, value in values.items() if value is not None}
+    value, scores, y = fetch([value, scores, y])
+    metrics.loss = float(value)
     match targets_of(scores, y, multi_label):
         case "classes":
             _measure_classes(metrics, scores, y)
@@ -99,24 +105,24 @@ def _number(value: Any) -> float | None:
 
 def _measure_classes(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
     guesses = scores.argmax(1)
-    labels, hits = y.cpu().numpy(), (guesses == y).cpu().numpy()
+    labels, hits = y.numpy(), (guesses == y).numpy()
     present = np.bincount(labels, minlength=scores.shape[1])
     right = np.bincount(labels[hits], minlength=len(present))
     classes = np.flatnonzero(present)
     metrics.accuracy = float(hits.mean())
     metrics.balanced_accuracy = float(np.mean(right[classes] / present[classes]))
-    metrics.f1 = _f1(right, present, np.bincount(guesses.cpu().numpy(), minlength=len(present)))
+    metrics.f1 = _f1(right, present, np.bincount(guesses.numpy(), minlength=len(present)))
     metrics.log_loss = float(functional.nll_loss(scores.double().log_softmax(1), y))
     metrics.auc = area_under_curve(scores.double().softmax(1), y)
 
 
 def _measure_labels(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
-    truth, guesses = y.cpu().numpy() > 0.5, (scores > 0).cpu().numpy()  # a logit above 0: more probable than not
+    truth, guesses = y.numpy() > 0.5, (scores > 0).numpy()  # a logit above 0: more probable than not
     hits = truth == guesses
     metrics.accuracy = float(hits.mean())
     metrics.exact_match = float(hits.all(1).mean())
     metrics.f1 = _f1((truth & guesses).sum(0), truth.sum(0), guesses.sum(0))
-    values = scores.double().cpu().numpy()
+    values = scores.double().numpy()
     areas = [_area(column, of_label) for column, of_label in zip(values.T, truth.T, strict=True)]
     defined = [area for area in areas if area is not None]
     metrics.auc = float(np.mean(defined)) if defined else None
@@ -124,8 +130,8 @@ def _measure_labels(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
 
 def _measure_numbers(metrics: Metrics, scores: Tensor, y: Tensor) -> None:
     """Several targets count alike: each metric is the mean over them, as scikit-learn's are."""
-    truth = y.double().cpu().numpy().reshape(len(y), -1)
-    errors = scores.double().cpu().numpy().reshape(truth.shape) - truth
+    truth = y.double().numpy().reshape(len(y), -1)
+    errors = scores.double().numpy().reshape(truth.shape) - truth
     spread, squared = ((truth - truth.mean(0)) ** 2).sum(0), (errors**2).sum(0)
     metrics.rmse = float(np.mean(np.sqrt(squared / len(truth))))
     metrics.mae = float(np.mean(np.abs(errors)))

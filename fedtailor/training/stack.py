@@ -2,15 +2,16 @@
 time is computed once, for all of them.
 
 Each client has a network of its own, whose vector is a row. What it asks of its network (`descend`, `batch_gradient`,
-`mean_gradient`) becomes a call that waits until the others have made theirs. Calls that fit each other are then done
-together, in rows that follow each other; a call that fits no other is left to the client itself. Every client's
-samples, batches and random streams are those that it has alone, so the numbers are the same up to rounding.
+`mean_gradient`, `outputs`) becomes a call that waits until the others have made theirs, and so does what it copies to
+the host. Calls that fit each other are then done together, in rows that follow each other; a call that fits no other is
+left to the client itself. Every client's samples, batches and random streams are those that it has alone, so the
+numbers are the same up to rounding.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedtailor.messages import State
+from fedtailor.messages import State, fetched
 from fedtailor.training.chain import has_hooks, is_chain, leaves
 from fedtailor.training.descent import (
     EVALUATION_BATCH,
@@ -29,7 +30,7 @@ from fedtailor.training.descent import (
     head_on_features,
     step_count,
 )
-from fedtailor.training.inputs import CPU, Inputs, select
+from fedtailor.training.inputs import CPU, Inputs, select, sent
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.optimizer import OptimizerSettings, optimizer_step
 from fedtailor.training.stacked_chain import StackedChain
@@ -43,33 +44,33 @@ Answer = Any  # a call's result; an exception of the client's own; None: it is l
 
 @dataclass(eq=False)
 class Call:
-    """A pass over samples at `theta`, as a client asks its network for it."""
+    """What a client asks its network for."""
 
     network: Network
-    theta: Tensor
-    x: Tensor
-    y: Tensor
-    loss: Loss
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What calls have in common that are done together."""
-        x, y = self.x, self.y
-        return type(self), x.shape[1:], x.dtype, y.shape[1:], y.dtype
+        return (type(self),)
+
+
+@dataclass(eq=False)
+class Fetch(Call):
+    """Copies of tensors on the host (see `fetched`)."""
+
+    tensors: Sequence[Tensor]
+
+
+@dataclass(eq=False)
+class Outputs(Call):
+    """The outputs for samples at `theta`, in evaluation mode (see `outputs`)."""
+
+    theta: Tensor
+    x: Tensor
 
     @property
-    def n_steps(self) -> int:
-        return 1
-
-
-@dataclass(eq=False)
-class Gradient(Call):
-    """The gradient of one batch (see `batch_gradient`)."""
-
-
-@dataclass(eq=False)
-class MeanGradient(Call):
-    """The mean loss over all samples, and its gradient (see `mean_gradient`)."""
+    def key(self) -> tuple[Any, ...]:
+        return *super().key, self.x.shape[1:], self.x.dtype
 
     @property
     def n_steps(self) -> int:
@@ -77,7 +78,28 @@ class MeanGradient(Call):
 
 
 @dataclass(eq=False)
-class Descent(Call):
+class MeanGradient(Outputs):
+    """The mean loss over all samples, and its gradient (see `mean_gradient`)."""
+
+    y: Tensor
+    loss: Loss
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return *super().key, self.y.shape[1:], self.y.dtype
+
+
+@dataclass(eq=False)
+class Gradient(MeanGradient):
+    """The gradient of one batch (see `batch_gradient`)."""
+
+    @property
+    def n_steps(self) -> int:
+        return 1
+
+
+@dataclass(eq=False)
+class Descent(MeanGradient):
     """A local descent (see `descend`). `function` is the network's module, or its head, on features."""
 
     function: nn.Module
@@ -193,6 +215,18 @@ class Stack:
         found: tuple[Tensor, Tensor] | None = self._answer(MeanGradient(network, theta, x, y, loss))
         return found
 
+    def outputs(self, network: Network, theta: Tensor, x: Inputs) -> Tensor | None:
+        """Compute outputs together with others; None if it cannot be."""
+        if not isinstance(x, Tensor) or not self._fits(network, x):
+            return None
+        found: Tensor | None = self._answer(Outputs(network, theta, x))
+        return found
+
+    def fetched(self, network: Network, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copy tensors to the host, with those of others in one transfer."""
+        found: list[Tensor] | None = self._answer(Fetch(network, tensors))
+        return fetched(tensors) if found is None else found
+
     def _fits(self, network: Network, x: Inputs) -> bool:
         """Find out whether passes of this network over these samples can be done with others'. BatchNorm's single
         sample, and hooks, are for the client alone."""
@@ -215,17 +249,20 @@ class Stack:
     @torch.no_grad()
     def compute(self, calls: Sequence[Call]) -> list[Answer]:
         """Do the calls that go together, and answer each."""
-        alike: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
+        alike: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
         for call in calls:
             alike[call.key].append(call)
         answers: dict[Call, Answer] = {}
         for those in alike.values():
+            if isinstance(those[0], Fetch):
+                answers |= zip(those, _fetched(those), strict=True)
+                continue
             for run in self._runs(those):
                 if len(run) > 1:
                     answers |= zip(run, self._together(run), strict=True)
         return [answers.get(call) for call in calls]
 
-    def _runs(self, calls: list[Call]) -> Iterator[list[Any]]:
+    def _runs(self, calls: list[Outputs]) -> Iterator[list[Any]]:
         """Cut calls into runs: in rows that follow each other, of which the last ones are finished first."""
         ordered = sorted(calls, key=self._row)
         ends = [
@@ -245,9 +282,11 @@ class Stack:
         match run[0]:
             case Descent():
                 return self._descend(run)
+            case Gradient():
+                return self._gradients(run)
             case MeanGradient():
                 return self._mean_gradients(run)
-        return self._gradients(run)
+        return self._outputs(run)
 
     def _pass(self, network: Network, function: nn.Module, x: Tensor) -> StackedChain | StackedModule:
         """Find the passes of a network, or of its head, over samples like these: a chain's, or any module's."""
@@ -276,13 +315,10 @@ class Stack:
         passes, n = self._pass(network, network.module, run[0].x), [len(call.x) for call in run]
         (x, x_starts), (y, y_starts) = _pooled([call.x for call in run]), _pooled([call.y for call in run])
         totals = self.vectors.new_zeros(len(run))
-        for start in range(0, n[0], EVALUATION_BATCH):
-            sizes = [min(EVALUATION_BATCH, count - start) for count in n if count > start]
-            k, places = len(sizes), np.zeros((len(sizes), max(sizes)), np.int64)
-            for place, size in zip(places, sizes, strict=True):
-                place[:size] = range(start, start + size)
+        for sizes, places in _in_order(n):
+            k = len(sizes)
             indices = _sent(np.stack([places + x_starts[:k, None], places + y_starts[:k, None]]), x.device)
-            shares = _sent(np.array(sizes) / n[:k], x.device).to(totals.dtype)
+            shares = _sent(np.array(sizes) / n[:k], x.device, totals.dtype)
             xs, ys = (_taken(of, chosen) for of, chosen in zip((x, y), indices, strict=True))
             losses = [call.loss for call in run[:k]]
             found = passes.differentiate(slice(rows.start, rows.start + k), xs, ys, sizes, shares, losses, beta=1.0)
@@ -291,6 +327,20 @@ class Stack:
         for call in run:
             call.network.differentiated += len(call.x)
         return [(total, call.network.gradient.clone()) for total, call in zip(totals.unbind(), run, strict=True)]
+
+    def _outputs(self, run: list[Outputs]) -> list[Answer]:
+        network, rows = run[0].network, self._rows_of(run)
+        network.module.eval()
+        passes = self._pass(network, network.module, run[0].x)
+        x, starts = _pooled([call.x for call in run])
+        found: list[list[Tensor]] = [[] for _ in run]
+        for sizes, places in _in_order([len(call.x) for call in run]):
+            k = len(sizes)
+            xs = _taken(x, _sent(places + starts[:k, None], x.device))
+            scores = passes.outputs(slice(rows.start, rows.start + k), xs)
+            for pieces, of_client, size in zip(found, scores.unbind(), sizes, strict=False):
+                pieces.append(of_client[:size])
+        return [torch.cat(pieces) for pieces in found]
 
     def _rows_of(self, run: Sequence[Call]) -> slice:
         first = self._row(run[0])
@@ -353,7 +403,9 @@ class Stack:
 
     def _factor(self, factors: list[float]) -> float | Tensor:
         """Return the factor of the learning rate: one for all, or one for each client."""
-        return factors[0] if len(set(factors)) == 1 else _sent(np.array(factors), self.vectors.device).to(self.vectors)
+        if len(set(factors)) == 1:
+            return factors[0]
+        return _sent(np.array(factors), self.vectors.device, self.vectors.dtype)
 
 
 def _batches(run: list[Descent]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
@@ -420,10 +472,25 @@ def _filled_up(pieces: Sequence[Tensor]) -> Tensor:
     return stacked
 
 
-def _sent(numbers: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+def _in_order(n: Sequence[int]) -> Iterator[tuple[list[int], np.ndarray[Any, Any]]]:
+    """Yield passes over all samples of clients, most samples first: how many each client has in it, and which."""
+    for start in range(0, n[0], EVALUATION_BATCH):
+        sizes = [min(EVALUATION_BATCH, count - start) for count in n if count > start]
+        places = np.zeros((len(sizes), max(sizes)), np.int64)
+        for place, size in zip(places, sizes, strict=True):
+            place[:size] = range(start, start + size)
+        yield sizes, places
+
+
+def _fetched(calls: Sequence[Any]) -> Iterator[list[Tensor]]:
+    found = iter(fetched([tensor for call in calls for tensor in call.tensors]))
+    return (list(islice(found, len(call.tensors))) for call in calls)
+
+
+def _sent(numbers: np.ndarray[Any, Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Send numbers to the device without waiting for it."""
     tensor = torch.from_numpy(numbers)
-    return tensor if device == CPU else tensor.pin_memory().to(device, non_blocking=True)
+    return sent(tensor if dtype is None else tensor.to(dtype), device)
 
 
 def is_dense(network: Network, dimensions: int) -> bool:

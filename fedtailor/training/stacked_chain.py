@@ -31,6 +31,7 @@ from fedtailor.training.chain import (
     padding_of,
     threshold_backward,
 )
+from fedtailor.training.inputs import sent
 from fedtailor.training.layout import rows_as
 from fedtailor.training.network import Loss, Network
 
@@ -174,6 +175,12 @@ class StackedChain:
         way_back[self.first](d, False)
         return value
 
+    def outputs(self, rows: slice, x: Tensor) -> Tensor:
+        """Compute each client's outputs."""
+        for link in self._at(rows, 0.0, False):
+            x, _ = link(x)
+        return x
+
     def _at(self, rows: slice, beta: float, in_place: bool) -> list[Link]:
         """Make the links for these rows, or find those of the last pass."""
         key = (rows.start, rows.stop, beta, in_place)
@@ -229,6 +236,6 @@ def sample_weights(like: Tensor, sizes: Sequence[int], shares: float | Tensor) -
     batch = like.shape[1]
     counts = torch.tensor(sizes, device="cpu")[:, None]
     there = torch.arange(batch, device="cpu") < counts
-    return (there.double() / counts).to(like.device, like.dtype, non_blocking=True) * (
+    return sent((there.double() / counts).to(like.dtype), like.device) * (
         shares[:, None] if isinstance(shares, Tensor) else shares
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedtailor.training.inputs import sent
 from fedtailor.training.layout import rows_as
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.stacked_chain import loss_and_gradient
@@ -42,7 +43,7 @@ class StackedModule:
         values = y.new_zeros(len(sizes), dtype=self.vectors.dtype)
         for size in sorted(set(sizes)):
             those = [place for place, other in enumerate(sizes) if other == size]
-            chosen = torch.tensor(those, device="cpu").to(x.device, non_blocking=True)
+            chosen = sent(torch.tensor(those, device="cpu"), x.device)
             of_rows = chosen + rows.start
             vectors, gradients = self.vectors.index_select(0, of_rows), self.gradients.index_select(0, of_rows)
             share = shares.index_select(0, chosen) if isinstance(shares, Tensor) else shares
@@ -54,6 +55,24 @@ class StackedModule:
             if value is not None:
                 values.index_copy_(0, chosen, value)
         return values if isinstance(shares, Tensor) else None
+
+    def outputs(self, rows: slice, x: Tensor) -> Tensor:
+        """Compute each client's outputs."""
+        tensors = {
+            self.names[id(owner)] + attribute: rows_as(self.vectors[rows, where], getattr(owner, attribute).shape)
+            for owner, attribute, where in self.placed
+        }
+        return self._outputs(tensors, x)
+
+    def _outputs(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        def outputs_of_one(tensors: dict[str, Tensor], batch: Tensor) -> Tensor:
+            outputs: Tensor = functional_call(self.function, tensors, (batch,))
+            return outputs
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of operators that take one by one
+            found: Tensor = vmap(outputs_of_one)(tensors, x)
+            return found
 
     def _differentiate(
         self,
@@ -79,13 +98,8 @@ class StackedModule:
                 buffers[name] = values.clone(memory_format=torch.contiguous_format)
                 places.append(values)
 
-        def outputs_of_one(tensors: dict[str, Tensor], batch: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(self.function, tensors, (batch,))
-            return outputs
-
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # of operators that take one by one
-            outputs = vmap(outputs_of_one)({**parameters, **buffers}, x)
+        with torch.enable_grad():
+            outputs = self._outputs({**parameters, **buffers}, x)
             value, d = loss_and_gradient(outputs.detach(), y, [y.shape[1]] * len(y), shares, losses)
             wanted = list(parameters.values())
             found = torch.autograd.grad(outputs, wanted, d, allow_unused=True, materialize_grads=True)

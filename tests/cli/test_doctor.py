@@ -12,7 +12,7 @@ import pytest
 
 import fedtailor
 from fedtailor._common.extras import install_command
-from fedtailor.cli import diagnosis
+from fedtailor.cli import device_check, diagnosis
 from fedtailor.cli.diagnosis import Problem, Requirement, cgroup_limits, meets
 from tests.cli.calling import Answer, Call
 
@@ -321,3 +321,26 @@ def test_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_help_tells_it_from_the_doctor_of_kits(call: Call) -> None:
     assert "fedtailor deploy doctor" in call("doctor", "--help").out
     assert "fedtailor doctor" in " ".join(call("deploy", "doctor", "--help").out.split())
+
+
+def test_a_device_is_compared_with_the_cpu(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check, "NETWORKS", ("mlp",))
+    monkeypatch.setattr(device_check.check_device, "__defaults__", (0.0,))
+    answer = call("doctor", "--device", "cpu", "--json")
+    alone, together = json.loads(answer.out)
+    assert (answer.code, alone["difference"], alone["stack"], together["stack"]) == (0, 0.0, 1, 10)
+    assert 0 < together["difference"] < 1e-6
+    assert together["operators_per_step"] < 0.5 * alone["operators_per_step"]
+    assert alone["samples_per_second"] > 0
+    shown = call("doctor", "--device", "cpu")
+    assert "The device cpu agrees with the CPU to 1e-04." in shown.out
+    monkeypatch.setattr(device_check, "CLOSE", 1e-12)
+    shown = call("doctor", "--device", "cpu")
+    assert shown.code == 1
+    assert "differs from the CPU by more than 1e-12" in shown.out
+
+
+def test_a_device_that_is_not_there_is_refused(call: Call) -> None:
+    answer = call("doctor", "--device", "cuda:0,1")
+    assert answer.code == 2
+    assert "The device cuda:0 is not available here (there are: none)." in answer.err

@@ -12,8 +12,9 @@ from torch import Tensor
 import fedtailor as ft
 from fedtailor.client.group import OutOfMemory
 from fedtailor.experiment import experiment_hash, make_experiment
-from fedtailor.messages import Train, TrainTogether
+from fedtailor.messages import Evaluate, Together, Train
 from fedtailor.server.records import RoundRecord
+from fedtailor.training import stack as stack_module
 from fedtailor.training.stack import Call, Stack
 from tests.client.parts import make_sites
 from tests.helpers import assert_same, final
@@ -48,7 +49,7 @@ def test_a_group_is_clients_with_about_as_many_samples() -> None:
     assert [len(piece.clients) for piece in pieces] == [3, 3, 3, 3, 3, 3, 2]
     assert sorted(client for piece in pieces for client in piece.clients) == list(range(20))
     for piece in pieces:
-        assert isinstance(piece, TrainTogether)
+        assert isinstance(piece, Together)
         sizes = [sites.size(part) for part in piece.parts]
         assert sizes == sorted(sizes, reverse=True)
         assert piece.message.keys() == {f"{client}/x" for client in piece.clients}
@@ -58,7 +59,7 @@ def test_a_group_is_clients_with_about_as_many_samples() -> None:
 def test_a_group_of_one_is_a_request_like_any_other() -> None:
     sites = make_sites(stack=4)
     assert [type(piece) for piece in sites.split([Train(1, client, {}) for client in range(5)])] == [
-        TrainTogether,
+        Together,
         Train,
     ]
     assert [type(piece) for piece in sites.split([Train(1, 3, {})])] == [Train]
@@ -76,6 +77,26 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-10, atol=1e-10)
+
+
+def test_models_of_a_group_are_measured_in_one_pass(together: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuned or not, right after training and of clients that did not take part; numbers are copied for all."""
+    copies = list[int]()
+    fetched = stack_module.fetched
+    monkeypatch.setattr(stack_module, "fetched", lambda tensors: [copies.append(1), *fetched(tensors)][1:])
+    for fine_tune in (0, 1):
+        settings = {**SMALL, "participation": "all", "rounds": 1, "evaluation": {"fine_tune": fine_tune}}
+        together.clear()
+        copies.clear()
+        other = ft.run("ditto", stack=7, **settings)
+        assert together == [2, *[7] * (3 + fine_tune)]  # the trial, two descents, a fine-tuning, outputs
+        assert len(copies) == 3  # the check of upload and state, and the metrics of two splits
+        one = ft.run("ditto", **settings)
+        for before, after in zip(one.rounds, other.rounds, strict=True):
+            assert (before.accuracy, before.loss) == pytest.approx((after.accuracy, after.loss), rel=1e-9)
+    requests = [Evaluate(1, client, {"theta": torch.zeros(2)}) for client in range(4)]
+    pieces = make_sites(stack=3).split(requests)
+    assert [piece.clients for piece in pieces if isinstance(piece, Together)] == [pieces[0].clients]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

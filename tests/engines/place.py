@@ -36,6 +36,9 @@ class Pretended:
     def without_states(self) -> "Pretended":
         return self
 
+    def on(self, device: torch.device) -> "Pretended":
+        return self
+
     def split(self, requests: Sequence[Request]) -> Sequence[Request]:
         return requests
 

@@ -1,45 +1,34 @@
-"""Every reader of files and every message, mutated for a while: `make fuzz`, or `python -m tests.fuzz`.
+"""Everything that strangers may give, with harm done to it, for a while: `make fuzz`, or `python -m tests.fuzz`.
 
-It ends with exit code 1 if anything but a FedtailorError came out, or if something hung. The same seed tries the same
-mutants in the same order.
+A line for each target says what became of its cases. The exit code is 1 if anything but a FedtailorError came out, if
+something hung, or if no case of a target counts. The same seed tries the same cases in the same order.
 """
 
 import argparse
 import faulthandler
-import json
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
 
 from tests.fuzz import data_files, messages, run_directories
+from tests.fuzz.engine import fuzz
 
-PARTS: dict[str, Callable[[int, float], dict[str, Any]]] = {
-    "run directories": run_directories.fuzz,
-    "data, models, settings": data_files.fuzz,
-    "messages": messages.fuzz,
-}
-HANG = 120.0  # seconds beyond its time after which a part hangs: all tracebacks are printed, and it ends
+TARGETS = {**run_directories.TARGETS, **data_files.TARGETS, **messages.TARGETS}
+HANG = 120.0  # seconds beyond its time after which it hangs: all tracebacks are printed, and it ends
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of all parts together")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of all targets together")
+    parser.add_argument("--only", choices=TARGETS, metavar="TARGET", help=f"one alone: {', '.join(TARGETS)}")
     asked = parser.parse_args()
-    chosen = [asked.only] if asked.only else list(PARTS)
-    failures = 0
-    for name in chosen:
-        seconds, begin = asked.seconds / len(chosen), time.monotonic()
-        faulthandler.dump_traceback_later(seconds + HANG, exit=True)
-        found = PARTS[name](asked.seed, seconds)
-        faulthandler.cancel_dump_traceback_later()
-        failures += len(found["failures"])
-        print(f"{name}: {time.monotonic() - begin:.0f} s, {json.dumps(found['counts'])}", flush=True)
-        for failure in found["failures"]:
-            print(failure, flush=True)
-    print(f"{failures} tracebacks or hangs")
+    chosen = {asked.only: TARGETS[asked.only]} if asked.only else TARGETS
+    faulthandler.dump_traceback_later(asked.seconds + HANG, exit=True)
+    failures = cases = 0
+    for name, tally in fuzz(chosen, asked.seed, asked.seconds):
+        print(f"{name}: {tally}", *tally.failures, sep="\n", flush=True)
+        failures, cases = failures + len(tally.failures), cases + tally.cases
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{len(chosen)} targets, {cases} cases, {failures} failures")
     return min(failures, 1)
 
 

@@ -1,28 +1,12 @@
-"""Fuzzing of everything that is read from strangers: data files, model files and settings.
-
-`fuzz(seed, seconds)` makes mutants of small right files and reads them. Each is refused in a sentence or read; anything
-else is a failure: another exception, a long time, or much memory. A mutant is a function of the seed, the reader's name
-and its number: `replay` makes it again.
-
-    python -m tests.fuzz.data_files 0 60
-"""
+"""Fuzzing of everything that is read from strangers: data files, model files, and settings, plans and sites' files."""
 
 import datetime
 import gzip
 import io
 import json
-import os
-import random
-import resource
-import signal
 import tarfile
 import tempfile
-import time
-import traceback
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from fedtailor._common.errors import FedtailorError
+from fedtailor._common.toml import write_toml
 from fedtailor.cli.options import parse_assignments
 from fedtailor.cli.run import _experiments
 from fedtailor.data import federate, from_list, load, own_data
@@ -41,141 +25,11 @@ from fedtailor.experiment import Evaluation, Experiment, make_experiment, read_e
 from fedtailor.methods import CATALOGUE, find_method
 from fedtailor.model_files.format import HEADER
 from fedtailor.model_files.prediction import predict
+from fedtailor.sites.plan import read_plan
+from fedtailor.sites.site_file import read_site
 from fedtailor.studies.comparison import make_comparison
 from tests.data.files import cifar_contents, png, write_mnist
-
-LONG = 20  # seconds of one mutant
-MUCH = 1.5e9  # bytes of memory that the process may grow by
-LIMIT = "0.05"  # GB that data may take
-
-Files = dict[str, bytes]
-Harm = Callable[[bytes], bytes]
-NUMBERS = (0, 1, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
-
-
-class TooLong(BaseException):
-    """A mutant took too long. Not an `Exception`: no reader may take it for a damaged file."""
-
-
-def fuzz(seed: int, seconds: float) -> dict[str, Any]:
-    """Read mutants, of each reader in turn, until the time is over. Returns how many there were, and all failures."""
-    counts = {name: {"mutants": 0, "refused": 0} for name in READERS}
-    failures: list[str] = []
-    end, number = time.monotonic() + seconds, 0
-    with _bounded():
-        while time.monotonic() < end:
-            for name in READERS:
-                outcome = replay(seed, name, number)
-                counts[name]["mutants"] += 1
-                counts[name]["refused"] += outcome == "refused"
-                if outcome not in ("refused", "read"):
-                    failures.append(f"replay({seed}, {name!r}, {number}): {outcome}")
-                if time.monotonic() >= end:
-                    break
-            number += 1
-    return {"counts": counts, "failures": failures}
-
-
-def replay(seed: int, name: str, number: int) -> str:
-    """Make a mutant and read it: `refused`, `read`, or what went wrong."""
-    rng = random.Random(f"{seed} {name} {number}")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak of memory so far
-    before = _memory("VmRSS")
-    try:
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), _alarm():
-            warnings.simplefilter("ignore")
-            READERS[name](rng, Path(folder))
-    except FedtailorError as error:
-        said = str(error)
-        if len(said) > 5_000 or "\n" in said:
-            return f"a message of {len(said)} characters or several lines: {said[:200]!r}"
-        outcome = "refused"
-    except (Exception, TooLong) as error:
-        where = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in where if "fedtailor" in frame.filename] or list(where)
-        return f"{type(error).__name__}: {str(error)[:200]} ({Path(ours[-1].filename).name}, line {ours[-1].lineno})"
-    else:
-        outcome = "read"
-    grown = _memory("VmHWM") - before
-    return outcome if grown < MUCH else f"{grown / 1e9:.1f} GB of memory"
-
-
-def _memory(kind: str) -> int:
-    """Bytes of this process's memory: VmRSS now, VmHWM at the most, VmSize reserved."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Keep mutants from filling the machine's memory."""
-    limits, before = resource.getrlimit(resource.RLIMIT_AS), os.environ.get("FEDTAILOR_DATA_LIMIT")
-    os.environ["FEDTAILOR_DATA_LIMIT"] = LIMIT
-    resource.setrlimit(resource.RLIMIT_AS, (_memory("VmSize") + 6 * 10**9, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-        os.environ.pop("FEDTAILOR_DATA_LIMIT")
-        if before is not None:
-            os.environ["FEDTAILOR_DATA_LIMIT"] = before
-
-
-@contextmanager
-def _alarm() -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise TooLong(f"more than {LONG} s")
-
-    handler = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, LONG)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-
-
-# Mutations of bytes.
-
-
-def mutated(rng: random.Random, content: bytes) -> bytes:
-    """Change a few places: bits, bytes, numbers, pieces cut out, doubled or put in."""
-    changed = bytearray(content)
-    for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(8):
-            case 0 if at < len(changed):
-                changed[at] ^= 1 << rng.randrange(8)
-            case 1 if at < len(changed):
-                changed[at] = rng.randrange(256)
-            case 2:
-                size, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
-                changed[at : at + size] = (rng.choice(NUMBERS) % 256**size).to_bytes(size, order)
-            case 3:
-                del changed[at : at + rng.choice((1, 4, 40, 400))]
-            case 4:
-                changed[at:at] = changed[at : at + rng.choice((1, 10, 1000))] * rng.choice((1, 2, 50))
-            case 5:
-                changed[at:at] = rng.randbytes(rng.choice((1, 3, 30)))
-            case 6 if rng.random() < 0.2:
-                del changed[at:]
-            case 7:
-                changed[at:at] = rng.choice(
-                    (b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\n", b'"', b",", b"[", b"{", b"\x1b[")
-                )
-    return bytes(changed)
-
-
-def mutate_one(rng: random.Random, files: Files) -> Files:
-    """Change one of the files."""
-    name = rng.choice(sorted(files))
-    return {**files, name: mutated(rng, files[name])}
-
-
-def write(folder: Path, files: Files) -> None:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+from tests.fuzz.engine import Files, Luck, Target, mutate_one, mutated, write
 
 
 def use(name: str, folder: Path, **options: Any) -> None:
@@ -186,35 +40,36 @@ def use(name: str, folder: Path, **options: Any) -> None:
     federate(data, partition=partition, clients=clients, min_samples=1).counts()
 
 
-# Data files.
+# --- data files ---
 
 
-def zipped(rng: random.Random, members: Files) -> bytes:
-    """A zip file with a changed member, changed as a whole, or with all as it was."""
-    stream, harm = io.BytesIO(), rng.choice(("inside", "outside", "name", "none"))
-    method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+def zipped(luck: Luck, members: Files) -> bytes:
+    """A zip file; now and then with a changed member or name, or changed as a whole."""
+    stream, harm = io.BytesIO(), luck.instead("", ("inside", "outside", "name"), 0.75)
+    method = luck.right.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
     with zipfile.ZipFile(stream, "w", method) as archive:
-        for name, content in (mutate_one(rng, members) if harm == "inside" else members).items():
-            odd = mutated(rng, name.encode()).decode("latin1") if harm == "name" and rng.random() < 0.3 else name
+        for name, content in (mutate_one(luck, members) if harm == "inside" else members).items():
+            odd = mutated(luck, name.encode(), 0.3).decode("latin1") if harm == "name" else name
             archive.writestr(odd.replace("\0", "")[:1000] or "x", content)
-    return mutated(rng, stream.getvalue()) if harm == "outside" else stream.getvalue()
+    return mutated(luck, stream.getvalue()) if harm == "outside" else stream.getvalue()
 
 
-def arrays(rng: random.Random, named: dict[str, Any]) -> Files:
+def arrays(luck: Luck, named: dict[str, Any]) -> Files:
     members = {}
     for name, array in named.items():
         stream = io.BytesIO()
         np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False)
         members[f"{name}.npy"] = stream.getvalue()
-    if rng.random() < 0.1:
-        members.pop(rng.choice(sorted(members)))
+    if luck.chance(0.1):
+        members.pop(luck.harm.choice(sorted(members)))
     return members
 
 
-def odd_array(rng: random.Random, right: Any) -> Any:
+def odd_array(luck: Luck, right: Any) -> Any:
     """The right array, or now and then another of any type and shape."""
-    if rng.random() < 0.85:
+    if not luck.chance(0.15):
         return right
+    rng = luck.harm
     size = rng.choice((0, 1, 20, 20, 21))
     shape = rng.choice(((size,), (size, 1), (size, 3), (), (size, 2, 2), (size, 4, 4, 3), (1,) * 20))
     kind = rng.choice(
@@ -227,27 +82,28 @@ def odd_array(rng: random.Random, right: Any) -> Any:
         return np.zeros(shape, kind)
 
 
-def npz(rng: random.Random, folder: Path) -> None:
+def npz(luck: Luck, folder: Path) -> None:
     right = {
         "x": np.arange(60.0).reshape(20, 3),
-        "y": rng.choice((np.arange(20) % 3, np.array(list("ab") * 10))),
-        "client": np.arange(20) % 2,
+        "y": luck.right.choice((np.arange(20) % 3, np.array(list("ab") * 10))),
+        "client": np.arange(20) // 2 % 2,
         "group": np.arange(20) // 2,
         "split": np.array(["train", "train", "test", "validation"] * 5)[np.arange(20) // 2],
     }
-    named = {name: odd_array(rng, array) for name, array in right.items()}
-    write(folder, {"own.npz": zipped(rng, arrays(rng, named))})
-    use("own.npz", folder, labelled=rng.random() < 0.8)
+    named = {name: odd_array(luck, array) for name, array in right.items()}
+    write(folder, {"own.npz": zipped(luck, arrays(luck, named))})
+    use("own.npz", folder, labelled=luck.right.random() < 0.8)
 
 
-def medmnist(rng: random.Random, folder: Path) -> None:
-    shape = rng.choice(((6, 28, 28), (6, 28, 28, 3), (6, 5, 5)))
+def medmnist(luck: Luck, folder: Path) -> None:
+    name, shape = luck.right.choice((("organamnist", (6, 28, 28)), ("bloodmnist", (6, 28, 28, 3))))
+    shape = luck.instead(shape, ((6, 28, 28), (6, 28, 28, 3), (6, 5, 5)), 0.2)
     named: dict[str, Any] = {}
     for part in ("train", "val", "test"):
-        named[f"{part}_images"] = odd_array(rng, np.ones(shape, np.uint8))
-        named[f"{part}_labels"] = odd_array(rng, np.arange(6).reshape(6, 1) % rng.choice((2, 6)))
-    write(folder, {"organamnist.npz": zipped(rng, arrays(rng, named))})
-    use(rng.choice(("organamnist", "organamnist.npz")), folder)
+        named[f"{part}_images"] = odd_array(luck, np.ones(shape, np.uint8))
+        named[f"{part}_labels"] = odd_array(luck, np.arange(6).reshape(6, 1) % luck.right.choice((2, 6)))
+    write(folder, {f"{name}.npz": zipped(luck, arrays(luck, named))})
+    use(luck.right.choice((name, f"{name}.npz")), folder)
 
 
 @cache
@@ -260,21 +116,20 @@ def own_files() -> list[dict[str, Any]]:
     return [own_data._arrays(data) for data in (from_list(clients), from_list(several), made)]
 
 
-def own(rng: random.Random, folder: Path) -> None:
-    named = {name: odd_array(rng, array) for name, array in rng.choice(own_files()).items()}
+def own(luck: Luck, folder: Path) -> None:
+    named = {name: odd_array(luck, array) for name, array in luck.right.choice(own_files()).items()}
     about = named[own_data.ABOUT].tobytes()
-    if rng.random() < 0.5 and about.startswith(b"{"):
+    if about.startswith(b"{") and luck.chance(0.5):
         known = json.loads(about)
-        known[rng.choice(sorted(known))] = rng.choice((*JSON, {}, ["a", "b"], ["a"] * 30, -1))
+        known[luck.harm.choice(sorted(known))] = luck.harm.choice((*JSON, {}, ["a", "b"], ["a"] * 30, -1))
         about = json.dumps(known).encode()
-    about = mutated(rng, about) if rng.random() < 0.2 else about
-    named[own_data.ABOUT] = np.frombuffer(about, np.uint8)
+    named[own_data.ABOUT] = np.frombuffer(mutated(luck, about, 0.2), np.uint8)
     try:
-        name = own_data._name(named) if rng.random() < 0.95 else "own-data-0123456789abcdef.npz"
+        name = luck.instead(own_data._name(named), ["own-data-0123456789abcdef.npz"], 0.05)
     except ValueError:  # of arrays that have no plain bytes
         name = "own-data-0123456789abcdef.npz"
-    write(folder, {name: zipped(rng, arrays(rng, named))})
-    use(name, folder, labelled=rng.random() < 0.8)
+    write(folder, {name: zipped(luck, arrays(luck, named))})
+    use(name, folder, labelled=luck.right.random() < 0.8)
 
 
 CELLS = (
@@ -303,19 +158,24 @@ SAID = {
 }
 
 
-def table(rng: random.Random, folder: Path) -> None:
-    known, odd = ("a", "b", "c", "label", "client", "y", "class"), ("", " a", *CELLS)
-    columns = rng.sample(known if rng.random() < 0.7 else (*known, *odd), rng.choice((1, 3, 4, 6)))
-    columns += rng.choice(([], ["target"]))
-    lines = [columns, *([rng.choice(("1", "2", "0.5")) for _ in columns] for _ in range(rng.choice((0, 1, 12))))]
+def table(luck: Luck, folder: Path) -> None:
+    columns = [*luck.right.sample(("a", "b", "c", "d"), luck.right.choice((1, 3))), "label"]
+    rows = [[*(luck.right.choice(("1", "2", "0.5")) for _ in columns[1:]), str(number % 2)] for number in range(20)]
+    lines = [columns, *rows]
+    if luck.chance(0.2):
+        columns[luck.harm.randrange(len(columns))] = luck.harm.choice(
+            (*columns, "client", "y", "class", "", " a", *CELLS)
+        )
+    if luck.chance(0.1):
+        del lines[luck.harm.choice((0, 1, 2, 12)) :]
     for line in lines:
-        if rng.random() < 0.05:
-            line[rng.randrange(len(line))] = rng.choice(CELLS)
+        if luck.chance(0.05):
+            line[luck.harm.randrange(len(line))] = luck.harm.choice(CELLS)
     text = "\n".join(map(",".join, lines)).encode("utf-8", "surrogatepass")
-    write(folder, {"own.csv": mutated(rng, text) if rng.random() < 0.5 else text})
-    chosen = rng.choice((None, None, "a", "label", "nothing"))
-    said = {name: rng.choice(values) for name, values in SAID.items() if rng.random() < 0.1}
-    use("own.csv", folder, labelled=rng.random() < 0.8, label_column=chosen, **said)
+    write(folder, {"own.csv": mutated(luck, text or b"label", 0.5)})
+    chosen = luck.instead(luck.right.choice((None, "label")), ("a", "nothing"), 0.1)
+    said = {name: luck.harm.choice(values) for name, values in SAID.items() if luck.chance(0.05)}
+    use("own.csv", folder, labelled=luck.right.random() < 0.8, label_column=chosen, **said)
 
 
 @cache
@@ -336,25 +196,26 @@ def pictures() -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def images(rng: random.Random, folder: Path) -> None:
-    files = {}
+def images(luck: Luck, folder: Path) -> None:
+    files, right = {}, luck.right.choice(pictures()[:2])
     for name in ("a/x/1.png", "a/y/2.jpg", "b/x/3.tif", "b/y/4.gif"):
-        picture = rng.choice(pictures()[:2] if rng.random() < 0.5 else pictures())
-        files[f"clinic/{name}"] = mutated(rng, picture) if rng.random() < 0.4 else picture
+        files[f"clinic/{name}"] = mutated(luck, luck.instead(right, pictures(), 0.3), 0.3)
     write(folder, files)
-    use("clinic", folder, image_size=rng.choice((None, 4)))
+    use("clinic", folder, image_size=luck.right.choice((None, 4)))
 
 
 JSON = (None, True, -1, 0.5, 10**400, "", "x", "\ud800", [], [[]], {}, {"x": 1}, float("nan"), [0.5] * 784)
 
 
-def leaf(rng: random.Random, folder: Path) -> None:
+def leaf(luck: Luck, folder: Path) -> None:
     """LEAF's three data sets, with odd values in any place or damaged as a text."""
     text, tweet = "to be or not"[:10], ["1", "Monday", "NO_QUERY", "ann", "not to be", "training"]
-    x, y = rng.choice(((text, "t"), ([0.5] * 784, 61), (tweet, rng.choice((0, 1, 4)))))
+    x, y = luck.right.choice(((text, "t"), ([0.5] * 784, 61), (tweet, luck.right.choice((0, 4)))))
     content: Any = {"users": ["ann", "bob"], "num_samples": [3, 3], "hierarchies": ["a", "b"]}
     content["user_data"] = {user: {"x": [x] * 3, "y": [y] * 3} for user in content["users"]}
-    if rng.random() < 0.5:
+    names = luck.right.choice((["own.json"], ["own/a.json"], ["own/train/a.json", "own/test/a.json"]))
+    rng = luck.harm
+    if luck.chance(0.6):
         place: Any = content
         while isinstance(place, dict | list) and place:
             key = rng.choice(sorted(place)) if isinstance(place, dict) else rng.randrange(len(place))
@@ -363,8 +224,7 @@ def leaf(rng: random.Random, folder: Path) -> None:
                 break
             place = place[key]
     written = json.dumps(content).encode()
-    names = rng.choice((["own.json"], ["own/a.json"], ["own/train/a.json", "own/test/a.json"]))
-    write(folder, {name: mutated(rng, written) if rng.random() < 0.3 else written for name in names})
+    write(folder, {name: mutated(luck, written, 0.3) for name in names})
     use(names[0].split("/")[0], folder)
 
 
@@ -375,22 +235,21 @@ def mnist_files() -> tuple[tuple[str, bytes], ...]:
         return tuple((f"mnist/{path.name}", path.read_bytes()) for path in sorted((Path(folder) / "mnist").iterdir()))
 
 
-def idx(rng: random.Random, folder: Path) -> None:
-    files, inside = dict(mnist_files()), rng.random() < 0.5
-    if inside:
-        files = mutate_one(rng, files)
-    if rng.random() < 0.5:
+def idx(luck: Luck, folder: Path) -> None:
+    inside = luck.harm.random() < 0.5
+    files = mutate_one(luck, dict(mnist_files())) if inside else dict(mnist_files())
+    if luck.right.random() < 0.5:
         files = {f"{name}.gz": gzip.compress(content) for name, content in files.items()}
-    write(folder, files if inside else mutate_one(rng, files))
+    write(folder, files if inside else mutate_one(luck, files))
     use("mnist", folder)
 
 
-def cifar(rng: random.Random, folder: Path) -> None:
-    name, kind = rng.choice(("cifar-10", "cifar-100")), rng.choice(("binary", "python"))
+def cifar(luck: Luck, folder: Path) -> None:
+    name, kind = luck.right.choice(("cifar-10", "cifar-100")), luck.right.choice(("binary", "python"))
     files, _, _ = cifar_contents(name, kind)
-    inside, packed = rng.random() < 0.5, rng.random() < 0.6
-    if inside or not packed:
-        files = mutate_one(rng, files)
+    packed, where = luck.right.random() < 0.6, luck.harm.choice(("files", "tar", "gzip"))
+    if not packed or where == "files":
+        files = mutate_one(luck, files)
     if packed:
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as tar:
@@ -398,28 +257,24 @@ def cifar(rng: random.Random, folder: Path) -> None:
                 member = tarfile.TarInfo(path)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-        whole = stream.getvalue()
-        if not inside and rng.random() < 0.5:
-            whole = mutated(rng, whole)
-        archive = gzip.compress(whole, 1)
-        files = {f"{name}-{kind}.tar.gz": archive if rng.random() < 0.5 else mutated(rng, archive)}
+        whole = mutated(luck, stream.getvalue(), where == "tar")
+        files = {f"{name}-{kind}.tar.gz": mutated(luck, gzip.compress(whole, 1), where == "gzip")}
     write(folder, files)
     use(name, folder)
 
 
-def omniglot(rng: random.Random, folder: Path) -> None:
+def omniglot(luck: Luck, folder: Path) -> None:
     drawing = png(np.arange(81, dtype=np.uint8).reshape(9, 9))
     for half in ("images_background", "images_evaluation"):
         names = [f"{half}/{letter}/character01/000{n}_0{n}.png" for letter in "AB" for n in (1, 2)]
-        if rng.random() < 0.2:
-            names.append(
-                rng.choice((".png", "/", "../x.png", f"{half}/.png", f"{half}/A/c/x.png", f"{half}/A/c/1_99.png"))
-            )
-        write(folder, {f"omniglot/{half}.zip": zipped(rng, dict.fromkeys(names, drawing))})
+        if luck.chance(0.2):
+            odd = (".png", "/", "../x.png", f"{half}/.png", f"{half}/A/c/x.png", f"{half}/A/c/1_99.png")
+            names.append(luck.harm.choice(odd))
+        write(folder, {f"omniglot/{half}.zip": zipped(luck, dict.fromkeys(names, drawing))})
     use("omniglot", folder)
 
 
-# Model files.
+# --- model files ---
 
 DESCRIPTION: dict[str, Any] = {
     "fedtailor": "0", "kind": "personal", "client": 0, "name": "0", "method": "fedavg", "parameters": {},
@@ -448,39 +303,30 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def model(rng: random.Random, folder: Path) -> None:
-    about = dict(DESCRIPTION)
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+def model(luck: Luck, folder: Path) -> None:
+    about, rng = dict(DESCRIPTION), luck.harm
+    while luck.chance(0.5):
         about[rng.choice(sorted(about))] = rng.choice(VALUES)
-    if rng.random() < 0.4:
+    if luck.chance(0.3):
         about["layers"] = f"nn.Sequential({', '.join(rng.choices(LAYERS, k=rng.choice((1, 2, 4))))})"
     text = json.dumps(about)
-    if rng.random() < 0.1:
+    if luck.chance(0.1):
         depth = rng.choice((100, 100_000))
         text = text.replace('"parameters": {}', f'"parameters": {{"a": {"[" * depth}{"]" * depth}}}')
-    if rng.random() < 0.2:
-        text = mutated(rng, text.encode()).decode("utf-8", "replace").replace("\0", "")
-    kind = rng.choice((torch.float32,) * 6 + (torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool))
-    shapes = {
-        "1.weight": (8, 4),
-        "1.bias": (8,),
-        "3.weight": (3, 8),
-        "3.bias": (3,),
-        "0.weight": (3, 4),
-        "0.bias": (3,),
-    }
-    names = sorted(shapes)[2:] if rng.random() < 0.8 else rng.sample(sorted(shapes), 4)
-    content = save({name: torch.ones(shapes[name]).to(kind) for name in names}, {HEADER: text})
-    if rng.random() < 0.4:
-        content = mutated(rng, content)
-    write(folder, {"model.safetensors": content})
-    x = rng.choice(
-        (np.zeros((5, 4)), np.zeros((5, 4)), np.ones((2, 4), np.uint8), np.zeros((0, 4)), [[1, 2, 3, 4]], "x")
-    )
-    predict(folder / "model.safetensors", x)
+    text = mutated(luck, text.encode(), 0.2).decode("utf-8", "replace").replace("\0", "")
+    kind = luck.instead(torch.float32, (torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool), 0.3)
+    shapes = {"1.weight": (8, 4), "1.bias": (8,), "3.weight": (3, 8), "3.bias": (3,)}
+    if luck.chance(0.2):
+        name = rng.choice(sorted(shapes))
+        shape = shapes.pop(name)
+        shapes[rng.choice((name, "0.weight", "x"))] = rng.choice((shape, (4,), (3, 4)))
+    content = save({name: torch.ones(shape).to(kind) for name, shape in shapes.items()}, {HEADER: text})
+    write(folder, {"model.safetensors": mutated(luck, content, 0.4)})
+    x = luck.right.choice((np.zeros((5, 4)), np.ones((2, 4)), [[1, 2, 3, 4]]))
+    predict(folder / "model.safetensors", luck.instead(x, (np.zeros((0, 4)), np.ones((2, 4), np.uint8), "x"), 0.1))
 
 
-# Settings.
+# --- settings ---
 
 NAMES = (
     *Experiment.model_fields,
@@ -504,42 +350,79 @@ TOML = (
 )  # fmt: skip
 
 
-def toml(rng: random.Random) -> str:
-    lines = []
-    for _ in range(rng.choice((0, 1, 2, 4))):
+def odd_lines(luck: Luck) -> list[str]:
+    """Lines of TOML that set anything to anything."""
+    rng, lines = luck.harm, []
+    for _ in range(rng.choice((1, 1, 2, 4))):
         if rng.random() < 0.2:
-            lines.append(
-                rng.choice(
-                    ("[evaluation]", "[parameters]", "[[parameters]]", "[parameters.ditto]", "[grid]", "[a.b]", "[")
-                )
-            )
-        name = rng.choice(NAMES)
-        lines.append(f"{name or chr(34) * 2} = {rng.choice(TOML)}")
+            sections = ("[evaluation]", "[parameters]", "[[parameters]]", "[parameters.ditto]", "[grid]", "[a.b]", "[")
+            lines.append(rng.choice(sections))
+        lines.append(f"{rng.choice(NAMES) or chr(34) * 2} = {rng.choice(TOML)}")
     if rng.random() < 0.05:
         lines.append(".".join(["a"] * rng.choice((60, 20_000))) + " = 1")
-    return "\n".join(lines)
+    return lines
 
 
-def toml_file(rng: random.Random, folder: Path) -> Path:
-    content = toml(rng).encode()
-    write(folder, {"mine.toml": mutated(rng, content) if rng.random() < 0.4 else content})
-    return folder / "mine.toml"
+def toml_file(luck: Luck, path: Path, settings: dict[str, Any]) -> Path:
+    """Write a file of these settings; now and then with lines more or less, other values, or changed bytes."""
+    lines = write_toml(settings).splitlines()
+    if luck.chance(0.8):
+        place = luck.harm.randrange(len(lines))
+        match luck.harm.randrange(4):
+            case 0:
+                lines[place:place] = odd_lines(luck)
+            case 1:
+                lines[:] = odd_lines(luck)
+            case 2:
+                lines[place] = f"{lines[place].partition(' = ')[0]} = {luck.harm.choice(TOML)}"
+            case _:
+                del lines[place]
+    write(path.parent, {path.name: mutated(luck, "\n".join(lines).encode(), 0.3)})
+    return path
 
 
-def experiment_file(rng: random.Random, folder: Path) -> None:
-    experiment = make_experiment(read_experiment(toml_file(rng, folder)))
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"method": "ditto", "data": "digits", "rounds": 3, "parameters": {"lam": 0.5}, "evaluation": {"every": 2}},
+    {"method": "pgfed+fedper", "lr": 0.1, "partition": "dirichlet:0.3", "participation": 0.5},
+    {
+        "method": "fedavg",
+        "privacy": "client, clip=1.0, noise=0.8, delta=1e-5",
+        "attack": "scaling",
+        "aggregation": "median",
+    },
+)
+
+
+def experiment_file(luck: Luck, folder: Path) -> None:
+    path = toml_file(luck, folder / "mine.toml", luck.right.choice(SETTINGS))
+    experiment = make_experiment(read_experiment(path))
     written_parameters(find_method(experiment.method, experiment.parameters))
 
 
-def comparison_file(rng: random.Random, folder: Path) -> None:
-    make_comparison({"methods": ["fedavg", "ditto"], **read_experiment(toml_file(rng, folder))}).written()
+def comparison_file(luck: Luck, folder: Path) -> None:
+    asked = {"methods": ["fedavg", "ditto"], "seeds": [0, 1], "lr": 0.1, "grid": {"epochs": [1, 2]}}
+    make_comparison(read_experiment(toml_file(luck, folder / "mine.toml", asked))).written()
 
 
-def assignments(rng: random.Random, folder: Path) -> None:
-    pairs = [f"{rng.choice((*NAMES, 'lam'))}={rng.choice(TOML)}" for _ in range(rng.choice((1, 2)))]
-    if rng.random() < 0.3:
-        pairs = [mutated(rng, pair.encode()).decode("utf-8", "surrogateescape") for pair in pairs]
-    _experiments([rng.choice(("fedavg", "ditto", "pgfed"))], {}, parse_assignments(pairs))
+PLAN = {"name": "trial", "sites": ["north", "south"], "experiment": {"method": "fedper", "rounds": 3, "seed": 3}}
+
+
+def plan_file(luck: Luck, folder: Path) -> None:
+    read_plan(toml_file(luck, folder / "federation.toml", PLAN)).terms()
+
+
+def site_file(luck: Luck, folder: Path) -> None:
+    write(folder, {"federation.toml": write_toml(PLAN).encode()})
+    own = {"name": "north", "plan": "federation.toml", "data": "patients.csv", "epsilon": 3.0}
+    read_site(toml_file(luck, folder / "site.toml", own))
+
+
+def assignments(luck: Luck, folder: Path) -> None:
+    pairs = ["lr=0.1", "evaluation.every=2"]
+    while luck.chance(0.6):
+        pairs.append(f"{luck.harm.choice((*NAMES, 'lam'))}={luck.harm.choice(TOML)}")
+    pairs = [mutated(luck, pair.encode(), 0.2).decode("utf-8", "surrogateescape") for pair in pairs]
+    _experiments([luck.right.choice(("fedavg", "ditto", "pgfed"))], {}, parse_assignments(pairs))
 
 
 def deep(levels: int) -> Any:
@@ -560,23 +443,25 @@ PYTHON: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def python_settings(rng: random.Random, folder: Path) -> None:
-    names = rng.sample(sorted(Experiment.model_fields), rng.choice((1, 2, 3)))
-    settings: dict[str, Any] = {name: rng.choice(PYTHON) for name in names}
-    if rng.random() < 0.3:
-        settings["evaluation"] = {rng.choice(sorted(Evaluation.model_fields)): rng.choice(PYTHON)}
+def python_settings(luck: Luck, folder: Path) -> None:
+    settings: dict[str, Any] = {"method": "ditto", "rounds": 3}
+    while luck.chance(0.7):
+        settings[luck.harm.choice(sorted(Experiment.model_fields))] = luck.harm.choice(PYTHON)
+    if luck.chance(0.3):
+        settings["evaluation"] = {luck.harm.choice(sorted(Evaluation.model_fields)): luck.harm.choice(PYTHON)}
     make_experiment(settings)
 
 
-def python_parameters(rng: random.Random, folder: Path) -> None:
-    name = rng.choice([method for method in sorted(CATALOGUE) if CATALOGUE[method].model_fields])
-    fields = sorted(CATALOGUE[name].model_fields)
-    parameters = {rng.choice(fields): rng.choice(PYTHON) for _ in range(rng.choice((1, 2)))}
+def python_parameters(luck: Luck, folder: Path) -> None:
+    name = luck.right.choice([method for method in sorted(CATALOGUE) if CATALOGUE[method].model_fields])
+    parameters = {}
+    while luck.chance(0.8):
+        parameters[luck.harm.choice(sorted(CATALOGUE[name].model_fields))] = luck.harm.choice(PYTHON)
     experiment = make_experiment({"method": name, "parameters": parameters})
     written_parameters(find_method(experiment.method, experiment.parameters))
 
 
-READERS: dict[str, Callable[[random.Random, Path], None]] = {
+TARGETS: dict[str, Target] = {
     "npz": npz,
     "own data": own,
     "medmnist": medmnist,
@@ -586,9 +471,11 @@ READERS: dict[str, Callable[[random.Random, Path], None]] = {
     "idx": idx,
     "cifar": cifar,
     "omniglot": omniglot,
-    "model": model,
+    "model file": model,
     "experiment file": experiment_file,
     "comparison file": comparison_file,
+    "plan of a federation": plan_file,
+    "file of a site": site_file,
     "assignments": assignments,
     "settings": python_settings,
     "parameters": python_parameters,

@@ -30,7 +30,7 @@ from tests.kills.disk import Disk
 How = Literal["before", "half", "after", "power"]
 HOWS: tuple[How, ...] = ("before", "half", "after", "power")
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where files cost no time: no sync is waited for
-PATIENCE = 120  # seconds of an attempt: more is a hang
+PATIENCE = 600  # seconds of one attempt: more is a hang, on a machine with much else to do, too
 Work = Callable[[], object]
 
 

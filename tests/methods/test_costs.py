@@ -38,9 +38,11 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("fedas", {"weighting": "samples"}, BODY, BODY),
     ("fedlc", {}, ALL, ALL),
     ("fedntd", {}, ALL, ALL),
+    ("fedcp", {}, ALL + 32 * 16 + 3 * 32, ALL + 32 * 16 + 3 * 32),  # the policy
     ("fedpac", {}, ALL + 10 * 16 + 10, ALL + 2 * 10 * 16 + 10 + 1),  # class means, weighed and h; and v
     ("fedproto", {}, 10 * 16 + 10, 10 * 16 + 10),  # a row a class, and whether it is known; and its weight
     ("pfedfda", {}, BODY + 10 * 16 + 16 * 16, BODY + 10 * 16 + 16 * 16),  # class means and a covariance
+    ("gpfl", {}, BODY + 10 * 16 + 2 * (16 * 16 + 3 * 16), BODY + 10 * 16 + 2 * (16 * 16 + 3 * 16)),  # E and the valve
     ("knn-per", {}, ALL, ALL),
     ("fedem", {"components": 2}, 2 * ALL, 2 * ALL),
     ("pfedsim", {}, ALL, ALL),

@@ -32,7 +32,7 @@ REFUSED = {"moon": "features", "pgfed": "training loss", "pgfedmo": "training lo
            "fedrod": "objective", "ifca": "loss", "fedfomo": "loss", "fedala": "objective", "fedlc": "objective",
            "fedntd": "outputs", "fedas": "features", "fedproto": "objective", "pfedfda": "features",
            "fedpac": "features", "feddbe": "features", "cfl": "descents",
-           "fedem": "outputs"}  # fmt: skip
+           "fedem": "outputs", "fedcp": "features", "gpfl": "objective"}  # fmt: skip
 RUNNING: dict[str, ft.Method] = {name: method for name, method in all_methods().items() if name not in REFUSED}
 RUNNING |= {"lg-fedavg, cold": LGFedAvg(warm_rounds=1), "scaffold, option I": SCAFFOLD(full_gradient=True)}
 every_method = pytest.mark.parametrize("method", RUNNING.values(), ids=RUNNING)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedtailor as ft
 from fedtailor._common.extras import install_command
+from fedtailor.messages import Message, frame
 from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.page import html, prepare
 from tests.cli.calling import Call, done, refusal
@@ -282,6 +284,16 @@ def test_unfinished_and_broken_runs_are_named_and_the_rest_is_reported(call: Cal
         assert f"<li>{words}" in text
     assert "<em>1 of 3</em>" in text
     assert "<h1>Local, FedAvg and IFCA on digits</h1>" in text
+
+
+@pytest.mark.parametrize("tensors", [{"change": torch.zeros(3)}, {"alpha": torch.zeros(3, 3)}])
+def test_diagnostics_that_are_not_the_methods_are_left_out(runs: Path, tmp_path: Path, tensors: Message) -> None:
+    shutil.copytree(runs / "pgfed-0", run := tmp_path / "run")
+    (run / "observed" / "round-3.safetensors").write_bytes(frame(tensors, sender="method", round=3))
+    page = ft.report(run, to=tmp_path / "report.html")
+    assert "The diagnostics of PGFed are left out: the tensors of its rounds are not the ones" in page.read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.parametrize(

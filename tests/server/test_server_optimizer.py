@@ -30,7 +30,8 @@ REFUSED = {
     **dict.fromkeys(("fedproto", "fedpac", "pfedfda"), CLASSES),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedyogi", "fedadam"), NAMED),
 }
-MOVED = {"lg-fedavg": "shared", "fedbn": "shared", "pfedmb": "W"}
+MOVED = {"lg-fedavg": ["shared"], "fedbn": ["shared"], "pfedmb": ["W"], "fedcp": ["body", "head", "policy"],
+         "gpfl": ["body", "guide"]}  # fmt: skip
 BODIES = ("fedper", "fedrep", "fedbabu", "fedas")
 
 
@@ -43,12 +44,12 @@ def test_every_method_takes_it_or_says_why_not(method: str) -> None:
         return
     found = ft.run(method, server_optimizer="momentum", **SMALL)
     plain = ft.run(method, **SMALL)
-    name = MOVED.get(method, "body" if method in BODIES else "theta")
-    assert found.server_state.keys() - plain.server_state.keys() == {f"{name}/mean"}
-    assert found.server_state[f"{name}/mean"].abs().max() > 0
+    names = MOVED.get(method, ["body" if method in BODIES else "theta"])
+    assert found.server_state.keys() - plain.server_state.keys() == {f"{name}/mean" for name in names}
+    assert all(found.server_state[f"{name}/mean"].abs().max() > 0 for name in names)
     assert all(t.isfinite().all() for t in final(found).values() if t.is_floating_point())
-    name = "theta" if method == "lg-fedavg" else name
-    assert not torch.equal(found.server_state[name], plain.server_state[name])
+    for name in ["theta"] if method == "lg-fedavg" else names:
+        assert not torch.equal(found.server_state[name], plain.server_state[name])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ifca", "fedper"])

@@ -321,7 +321,10 @@ def test_advise_says_when_the_samples_cannot_tell(call: Call) -> None:  # noqa: 
     words = ("advise", "--clients", 4, "--partition", "iid", "--model", "mlp:16", "--epochs", 2, "--workers", 1,
              "--validation", 0.02, "--budget", 1, "--method", TUNED)  # fmt: skip
     text = " ".join(done(call(*words)).split())
-    assert "Not decided: can't tell with 36 validation samples whether personal models pay. The best of them is" in text
+    assert (
+        "Not decided: can't tell with 36 validation samples whether personal models pay. The best personal candidate"
+        in text
+    )
     assert "Give more validation samples (--validation 0.4) or more clients." in text
     assert "Recommended" not in text
     following = text.partition("Next: fedtailor ")[2]
@@ -349,9 +352,7 @@ def test_the_words_of_each_answer() -> None:
         return sentences(answer(chosen, gain))[-1]
 
     gain = "+4.8 points against one model for all, 95 % interval -1.0 … +10.6, p = 0.11"
-    assert (
-        said(None, 0.048).partition("pay. ")[2].startswith(f"The best of them is ditto ({gain}). Best so far: ditto.")
-    )
+    assert said(None, 0.048).partition("pay. ")[2].startswith(f"The best personal candidate is ditto ({gain}). Best so")
     assert "Best so far: fedavg." in said(None, -0.01)
     much = answer(None, 0.048, validation=0.4)  # to validate with more would leave too little to train with
     assert sentences(much)[-1].endswith("Give more samples or more clients.")
@@ -360,6 +361,10 @@ def test_the_words_of_each_answer() -> None:
         said("ditto", 0.048)
         == f"Recommended: a personal model for each client, by ditto. Personal models pay ({gain})."
     )
+    assert (
+        said("fedper", 0.048) == "Recommended: a personal model for each client, by fedper. Personal models pay "
+        f"(ditto {gain}), and fedper is the simplest within a point of the best."
+    )
     assert f"No personal model is better by a point. The best is ditto ({gain})." in said(GLOBAL, 0.048)
 
     early = answer(None, 0.048)
@@ -367,7 +372,7 @@ def test_the_words_of_each_answer() -> None:
     assert sentences(early)[-1] == (
         "Not decided: still learning after 8 rounds (fedavg +3.1, ditto +2.0 points in the last 4 rounds). A budget of "
         "250 seconds (100 rounds) would tell, with more validation samples (--validation 0.4) or more clients. The "
-        f"best of them is ditto ({gain}). Best so far: ditto."
+        f"best personal candidate is ditto ({gain}). Best so far: ditto."
     )
     assert command(early, {}, {"budget": 90.0}) == "fedtailor advise --budget 250 --validation 0.4"
     early.p = 0.01  # there are enough samples

@@ -11,6 +11,7 @@ import pytest
 import fedtailor as ft
 from fedtailor._common.text import SafeConsole
 from fedtailor.reporting.client_tables import clients_csv, clients_html, rich_clients
+from fedtailor.reporting.conclusion import verdict
 from fedtailor.reporting.found_runs import read_runs
 from fedtailor.reporting.functions import Table
 from fedtailor.reporting.page import html, prepare
@@ -175,3 +176,30 @@ def test_of_a_grid_readers_see_the_chosen_line_of_each_method(tmp_path: Path) ->
 def test_of_a_grid_without_validation_data_all_lines_are_shown(tmp_path: Path) -> None:
     made = [made_up(tmp_path / str(lr), "ditto", [[lr, 0.5]], lr=lr) for lr in (0.1, 0.2)]
     assert all(f"lr={lr}" in printed(client_table(summarize(made))) for lr in (0.1, 0.2))
+
+
+def test_lines_under_attack_are_no_competitors_of_those_without_one(tmp_path: Path) -> None:
+    made = [
+        made_up(tmp_path / f"{method}{number}", method, [[accuracy - 0.1 * number, 0.5]], attack=attack)
+        for method, accuracy in (("fedavg", 0.8), ("ditto", 0.9))
+        for number, attack in enumerate((None, "scaling", "sign-flip"))
+    ]
+    summary = summarize(made)
+    assert [line.title for line in summary.lines if line.ranked] == ["fedavg, attack=None", "ditto, attack=None"]
+    assert [line.title for line in summary.lines if line.p is not None] == ["fedavg, attack=None"]
+    assert "Lines under attack are not ranked or tested beside those without one." in summary.caption
+    assert "scaling" not in verdict(summary)
+    text = printed(client_table(summary))
+    assert "attack=None" in text
+    assert "attack=scaling" not in text
+    assert "Lines under attack are not shown" in " ".join(text.split())
+    attacked = summarize([run for run in made if run.experiment.attack is not None])
+    assert [line.ranked for line in attacked.lines] == [True, False, True, False]
+
+
+def test_of_many_lines_the_best_are_printed(tmp_path: Path) -> None:
+    made = [made_up(tmp_path / str(n), "ditto", [[n / 100, 0.5]], parameters={"lam": n}) for n in range(1, 15)]
+    text = printed(client_table(summarize(made)), width=2000)
+    assert sorted(map(int, re.findall(r"Ditto, lam=(\d+)\b", text.splitlines()[3]))) == list(range(3, 15))
+    assert "Clients: the best 12 of 14 lines" in text
+    assert "All are in clients.csv." in text

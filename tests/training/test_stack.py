@@ -1,6 +1,6 @@
 """Several clients train as one computation: each gets what it gets alone, up to rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtailor.client.group import run_together
+from fedtailor.messages import fetched
+from fedtailor.training import stack as stack_module
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.descent import Batch, batch_gradient, descend, mean_gradient
 from fedtailor.training.inputs import Lazy
 from fedtailor.training.network import Network
 from fedtailor.training.optimizer import OptimizerSettings
+from fedtailor.training.predictions import outputs
 from fedtailor.training.stack import Stack, _batches, is_dense, why_not
 from tests.training.parts import LAYERS, small
 
@@ -276,33 +278,55 @@ def test_what_the_optimiser_remembers_is_each_clients_own() -> None:
         assert_equal(alone, together)
 
 
-class NoWaiting(TorchDispatchMode):
-    """A device that is never waited for: no number of it is read on the host. It counts the operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
-        return func(*args, **(kwargs or {}))
+META = torch.device("meta")  # a device without numbers: to read one on the host, or to copy it there, raises
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("how", OPTIMIZERS)
 def test_no_number_of_a_descent_is_read_on_the_host(name: str, how: str) -> None:
-    network = Network(NETWORKS[name]())
+    """Of a client alone, and of several together."""
+    network = Network(NETWORKS[name]()).on(META)
     optimizer = OptimizerSettings(**{"batch": 10, "join_last": network.has_batch_norm, **OPTIMIZERS[how]})
-    thetas, stack = starts(network), Stack(network, len(SIZES))
+    stack = Stack(network, len(SIZES))
 
-    def work(client: int) -> Tensor:
-        args = (XS[client], YS[client], functional.cross_entropy, optimizer, torch.Generator().manual_seed(client))
-        return descend(stack.networks[client], thetas[client], *args)
+    def work(own: Network, client: int) -> Tensor:
+        theta, x, y = network.vector.clone(), XS[client].to(META), YS[client].to(META)
+        found = descend(own, theta, x, y, functional.cross_entropy, optimizer, torch.Generator().manual_seed(client))
+        batch = Batch(own, functional.cross_entropy, x, y)
+        return found + batch_gradient(theta, batch) + mean_gradient(own, theta, x, y, functional.cross_entropy)[1]
 
-    with NoWaiting() as mode:
-        run_together(stack, [partial(work, client) for client in range(len(SIZES))])
-    assert mode.count > 10
+    works = [partial(work, own, client) for client, own in enumerate(stack.networks)]
+    for found in [*run_together(stack, works), work(network, 0)]:
+        assert found.device == META
+        with pytest.raises(RuntimeError, match="meta"):
+            found.sum().item()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_are_those_of_a_client_alone_and_fetched_with_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more samples than fit one pass, and of none; by BatchNorm's buffers, whatever was computed before."""
+    network, many, copies = Network(NETWORKS[name]()), X.repeat(3, 1, 1, 1), list[int]()
+    thetas = starts(network)
+
+    def work(own: Network, client: int) -> Tensor:
+        x = X[:0] if client == 3 else XS[client] if client else many
+        batch_gradient(thetas[client], Batch(own, functional.cross_entropy, XS[client], YS[client]))
+        found, size = own.fetched([outputs(own, thetas[client], x), torch.tensor(float(len(x)))])
+        assert size == len(x) == len(found)
+        return found.flatten()
+
+    def counted(tensors: Sequence[Tensor]) -> list[Tensor]:
+        copies.append(len(tensors))
+        return fetched(tensors)
+
+    monkeypatch.setattr(stack_module, "fetched", counted)
+    alone, together, sizes = by_either(network, work)
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+    assert sizes == [6, 3, 2]  # the gradients; outputs on either side of the client without samples
+    assert copies == [2, 10]  # in one transfer, but for the client that had no outputs to wait for
 
 
 def test_networks_that_cannot_be_stacked_say_why() -> None:

@@ -13,7 +13,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.participation import Participation
-from fedtailor.messages import Message
+from fedtailor.messages import Message, fetched
 from fedtailor.method import Each, Mean, Method, Total, Uploads, room
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregation.rules import (
@@ -128,7 +128,7 @@ class GuardedAggregator(Aggregator):
         start = float(self.layout.without_buffers(self.initial).norm())
         self._short = max(start, 1.0) / SHORT  # a network may begin with zeros
 
-    def _length(self, client: int, name: str, x: Tensor) -> float:
+    def _length(self, client: int, name: str, x: Tensor) -> Tensor:
         sent = self.method.sent(self.messages[client], name, x)
         change = x if sent is None else x - sent
         body = self.layout.body
@@ -138,13 +138,18 @@ class GuardedAggregator(Aggregator):
             change = change.clone()  # BatchNorm's counter of batches alone would make a large client's change long
             for place in buffers:
                 change[..., place.start - body.start : place.stop - body.start] = 0
-        return float(change.norm())
+        length: Tensor = change.norm()
+        return length
 
     def _add(self, client: int, upload: Message) -> None:
-        for other, its in self._held:
-            for name, x in its.items():
-                if other not in self._lengths.get(name, {}) and has_length(self.uploads, name, x):
-                    self._lengths.setdefault(name, {})[other] = self._length(other, name, x)
+        new = [
+            (other, name, self._length(other, name, x))
+            for other, its in self._held
+            for name, x in its.items()
+            if other not in self._lengths.get(name, {}) and has_length(self.uploads, name, x)
+        ]
+        for (other, name, _), length in zip(new, fetched([length for *_, length in new]), strict=True):
+            self._lengths.setdefault(name, {})[other] = float(length)
         for name, lengths in sorted(self._lengths.items()):
             usual = max(statistics.median(lengths.values()), self._short)
             if len(lengths) > 2 and client in lengths and lengths[client] > self.times * usual > 0:
