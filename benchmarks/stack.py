@@ -43,7 +43,7 @@ class Copies(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         there = all(getattr(tensor, "on_host", False) for tensor in tensors)
-        if func == Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == Tensor.device.__get__:
             frames = [frame.name for frame in traceback.extract_stack(limit=3)]
             return torch.device("cuda") if "fetched" in frames and not there else func(*args)
         name = getattr(func, "__name__", "")
@@ -88,7 +88,7 @@ def copies(method: str, stack: int, tiny: bool) -> float:
     next_round(run)
     with Copies() as mode:
         next_round(run)
-    return mode.count / len(data)
+    return float(mode.count / len(data))
 
 
 def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:

@@ -28,6 +28,7 @@ from fedtailor.messages import Reply, Request, State, Train
 from fedtailor.method import Method
 from fedtailor.methods import all_methods
 from fedtailor.server.setup import describe_uploads
+from fedtailor.training.stack import Call, Stack
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "methods.md"
@@ -79,10 +80,12 @@ DEFENCES = f"""
 Each cell was tried: a run with these settings is prepared, or refused in one sentence. [Robust rules](robust.md) are
 `--aggregation median` and its kin, [privacy](privacy.md) is differential privacy of whole clients or [of single
 samples](privacy-samples.md). A method that cannot be fine-tuned predicts by more than one network's weights: it has no
-model file, and does not run at real sites. **New clients** is what a client predicts with that never took part.
+model file, and does not run at real sites. **Stacked** is the share of a method's gradients that clients compute
+[together](accelerators.md) with `--stack`, counted in a run. **New clients** is what a client predicts with that never
+took part.
 
-| method | {" | ".join(TRIED)} | new clients |
-| --- | {" | ".join(["---"] * len(TRIED))} | --- |
+| method | {" | ".join(TRIED)} | stacked | new clients |
+| --- | {" | ".join(["---"] * len(TRIED))} | --: | --- |
 """
 RESULTS = """
 ## On four small federations
@@ -142,6 +145,23 @@ def measure(name: str) -> Cost:
     return Cost(record.bytes_down / vectors, record.bytes_up / vectors, sum(passes) / participants, size)
 
 
+def stacked(name: str) -> str:
+    """Count the share of the gradients that are computed for several clients at once, in a short run; – without any."""
+    shared, together = 0, Stack._together
+
+    def counted(stack: Stack, run: list[Call]) -> Any:
+        nonlocal shared
+        before = sum(call.network.differentiated for call in run)
+        answers = together(stack, run)
+        shared += sum(call.network.differentiated for call in run) - before
+        return answers
+
+    with patch.object(Stack, "_together", counted):
+        result = ft.run(name, **SETTINGS, stack=3, parameters=PARAMETERS.get(name, {}))
+    total = sum(record.differentiated for record in result.rounds)
+    return f"{shared / total:.0%}" if total else "–"
+
+
 def page() -> str:
     """Make the whole page."""
     methods = all_methods()
@@ -185,7 +205,7 @@ def refusals(methods: Mapping[str, Method]) -> Iterator[str]:
 def goes_with(method: Method) -> str:
     """Write the row of what goes with a method: what a run with it is not refused for."""
     cells = [f"`{type(method).name}`", *("yes" if allows(method, settings) else "no" for settings in TRIED.values())]
-    return f"| {' | '.join([*cells, sentence(type(method), 'New clients')])} |\n"
+    return f"| {' | '.join([*cells, stacked(type(method).name), sentence(type(method), 'New clients')])} |\n"
 
 
 def allows(method: Method, settings: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from docs.make_methods_page import page_of
 from fedtailor._common.text import human_bytes
 from fedtailor.experiment.tuned import shipped
 from fedtailor.methods import CATALOGUE, all_methods
+from results.pairs import HEAD, Pair, of_clients, rows
 from results.shipping import FRESH
 from results.shipping import table as fresh_table
 
@@ -25,6 +26,7 @@ FEDERATIONS = {
 OPTIONS = {"choose": "choose", "every": "evaluate-every"}  # of the command line, for settings of the evaluation
 AGAIN = ("digits", "flights")  # the federations whose column was run on another processor, too
 COLUMN = "fedtailor compare results/tunings/FEDERATION/tuned.toml --seeds 0,1"
+OUTER = "pgfed"  # of the compositions
 LEAST = 0.9  # share of Local's accuracy that a method must reach with its defaults, or its page says why not
 Line = dict[str, Any]
 
@@ -49,19 +51,25 @@ about large ones, and differences without significance say nothing at all.
 @cache
 def result(kind: str, federation: str) -> dict[str, Any]:
     """Read the summary of one comparison."""
-    path = HERE / "comparisons" / f"{kind}-{federation}" / "result.json"
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(path_of(kind, federation).read_text(encoding="utf-8"))
     return content
 
 
+def path_of(kind: str, federation: str) -> Path:
+    """Return the path of a comparison's summary."""
+    return HERE / "comparisons" / f"{kind}-{federation}" / "result.json"
+
+
 def lines(kind: str, federation: str) -> dict[str, Line]:
-    """Return the lines of a comparison by method."""
-    return {line["method"]: line for line in result(kind, federation)["lines"]}
+    """Return the lines of a comparison by method; with those of methods that came later, if it is of defaults."""
+    kinds = ("later", kind) if kind == "defaults" and path_of("later", federation).exists() else (kind,)
+    return {line["method"]: line for each in kinds for line in result(each, federation)["lines"]}
 
 
 def leaderboard() -> str:
     """Write the whole page."""
-    return "\n".join([*_tuned(), *_fine_tuned(), *_fresh(), *_costs(), *_defaults(), *_rounding()]) + "\n"
+    parts = [*_tuned(), *_fine_tuned(), *_fresh(), *_costs(), *_defaults(), *_compositions(), *_rounding()]
+    return "\n".join(parts) + "\n"
 
 
 def _tuned() -> Iterator[str]:
@@ -181,6 +189,26 @@ def _defaults() -> Iterator[str]:
     for method in all_methods():
         yield _row([f"`{method}`", *(_share(of.get(method), of["local"]) for of in found.values())])
     yield "\n    fedtailor compare results/federations/FEDERATION.toml"
+
+
+def _compositions() -> Iterator[str]:
+    yield "\n## Compositions\n"
+    yield "What [PGFed's auxiliary risk](compositions.md) adds to other methods, all at their defaults, seed 0:"
+    yield f"`{OUTER}+METHOD` beside METHOD on the same clients. p is Wilcoxon's, corrected by Holm for the lines of the"
+    yield "table. Federations and methods without a line were not run.\n"
+    yield from _head(list(HEAD))
+    yield from map(_row, rows([pair for name in FEDERATIONS for pair in composed(name)]))
+    yield "\n    fedtailor compare results/studies/compositions-FEDERATION.toml"
+
+
+def composed(federation: str) -> list[Pair]:
+    """Compare compositions with the methods alone, where they were run."""
+    if not path_of("compositions", federation).exists():
+        return []
+    clients = result("compositions", federation)["clients"]["clients"]
+    values = {name: of_clients(clients, name) for name in lines("compositions", federation)}
+    methods = [name for name in values if f"{OUTER}+{name}" in values]
+    return [Pair.of(f"{federation}, `{name}`", values[f"{OUTER}+{name}"], values[name]) for name in methods]
 
 
 def _rounding() -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The user's own images: a folder of client/class/image."""
 
 import warnings
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.data.arrays import encode
@@ -58,11 +60,7 @@ def read_folder(folder: Path, size: int | None, labelled: bool = True) -> Datase
         images.append(_pixels(file, size))
         taken += images[-1].nbytes
         check_size(folder, taken)
-    _check_sizes(files or loose, images)
-    if any(image.ndim == 3 for image in images):
-        images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in images]
-    x = torch.from_numpy(np.stack(images))
-    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+    x = stacked_images(files or loose, images)
     if loose:
         return without_labels(folder.resolve().name, x)
     y, classes = encode([file.parent.name for file in files], f"The classes of {folder}")
@@ -78,16 +76,29 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def _pixels(file: Path, size: int | None) -> NDArray[np.uint8]:
     """Read an image: (height, width) if it is grey, (height, width, 3) otherwise."""
     with reading(file, "it is not an image, or truncated"):
-        image = open_image(file, file.read_bytes())
-        if image.mode.startswith(("I", "F")):
-            raise FedtailorError(f"The image {file} has more than 8 bits per pixel: save it with 8.")
-        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        if size is not None:
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(image)
+        return as_pixels(open_image(file, file.read_bytes()), file, size)
 
 
-def _check_sizes(files: list[Path], images: list[NDArray[np.uint8]]) -> None:
+def as_pixels(image: Image.Image, name: str | Path, size: int | None) -> NDArray[np.uint8]:
+    """Make an array of an image: (height, width) if it is grey, (height, width, 3) otherwise."""
+    if image.mode.startswith(("I", "F")):
+        raise FedtailorError(f"The image {name} has more than 8 bits per pixel: save it with 8.")
+    image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    if size is not None:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def stacked_images(names: Sequence[str | Path], images: list[NDArray[np.uint8]]) -> Tensor:
+    """Make one tensor of images, in colour if any of them is."""
+    _check_sizes(names, images)
+    if any(image.ndim == 3 for image in images):
+        images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in images]
+    x = torch.from_numpy(np.stack(images))
+    return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+
+
+def _check_sizes(files: Sequence[str | Path], images: list[NDArray[np.uint8]]) -> None:
     for file, image in zip(files, images, strict=True):
         if image.shape[:2] != images[0].shape[:2]:
             sizes = [f"{shape[1]}×{shape[0]}" for shape in (images[0].shape, image.shape)]

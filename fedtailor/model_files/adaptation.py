@@ -108,6 +108,7 @@ def adapt(
         raise FedtailorError(f"epochs is {epochs}: fine-tune for at least 1.")
     with isolated():
         source = Source.of(run if isinstance(run, RunResult) else load(run, trust=trust))
+        source.terms.method.check_one_model("that cannot be fine-tuned; measure new clients by --evaluate-clients new")
         where = make_experiment({**source.result.experiment.model_dump(), "engine": engine, "workers": workers})
         federated, clients, columns = _new_clients(source, data, settings)
         place = None if to is None else _Place(Path(to), {c: federated.names[c] for c in clients}, onnx, overwrite)

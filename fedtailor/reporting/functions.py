@@ -288,6 +288,8 @@ def report(
     if figures is not None:
         check_matplotlib()
     prepared = prepare(_of_report(runs), columns)
+    for note in prepared.notes:
+        warn(note)
     path = Path(to)
     write_page(prepared, path)
     if figures is not None:

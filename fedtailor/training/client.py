@@ -356,7 +356,8 @@ class Client:
         """Compute the mean loss at `theta` over the training samples, f_i(θ), or over those given."""
         self._refuse("a loss")
         x, y = data or self.train_data
-        return self.loss_function(outputs(self.network, theta, x), y)
+        # Alone: methods take small differences between losses (FedFomo), of which rounding is a large part.
+        return self.loss_function(outputs(self.network, theta, x, alone=True), y)
 
     def features(self, theta: Tensor, x: Inputs | None = None) -> Tensor | None:
         """Compute the features of the training samples at `theta`, or of the inputs given, in evaluation mode; None if

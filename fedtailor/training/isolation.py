@@ -15,7 +15,7 @@ def _use_mkldnn(on: bool) -> None:
 
 
 def _allow_tf32(on: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = on  # type: ignore[assignment]
+    torch.backends.cudnn.allow_tf32 = on
 
 
 # What a caller may have set that would change numbers: how it is read and set, and its value in a run. (Deterministic

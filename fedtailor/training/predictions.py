@@ -27,9 +27,10 @@ Array = NDArray[Any]
 
 
 @torch.no_grad()
-def outputs(network: Network, theta: Tensor, x: Inputs) -> Tensor:
-    """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers)."""
-    if network.stack is not None and (found := network.stack.outputs(network, theta, x)) is not None:
+def outputs(network: Network, theta: Tensor, x: Inputs, alone: bool = False) -> Tensor:
+    """Compute the network's outputs on all samples in evaluation mode (dropout off, BatchNorm by its buffers); `alone`:
+    not together with other clients."""
+    if not alone and network.stack is not None and (found := network.stack.outputs(network, theta, x)) is not None:
         return cast(Tensor, found)
     _evaluate_at(network, theta)
     with network.precision():

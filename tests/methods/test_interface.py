@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.method import Batch, Client, Each, Layout, Mean, Message, Server, State, Uploads
+from fedtailor.method import Batch, Client, Each, Layout, Mean, Message, Server, State, Total, Uploads
 from fedtailor.testing import CHECKS
 from fedtailor.training.inputs import Inputs
 from tests.helpers import digits
 from tests.methods.parts import close
+from tests.methods.problems import watched
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 4, "model": "mlp:16", "rounds": 2, "max_train": 40}
 SMALL |= {"engine": "in-process", "on_failure": "stop"}
@@ -282,9 +283,60 @@ def test_a_prediction_of_the_methods_own_is_measured_right_after_training_too() 
     assert after.accuracy is not None
 
 
+def test_a_prediction_of_the_methods_own_is_not_adapted() -> None:
+    result = ft.run(Mixture(), **SMALL, new_clients=1)
+    with pytest.raises(ft.FedtailorError, match=r"Mixture predicts by more than .*: that cannot be fine-tuned"):
+        ft.adapt(result, epochs=1)
+
+
 def test_a_prediction_of_the_methods_own_is_not_fine_tuned() -> None:
     with pytest.raises(ft.FedtailorError, match=r"Mixture predicts by more than .*: leave --fine-tune out"):
         ft.run(Mixture(), **SMALL, evaluation={"fine_tune": 1})
+
+
+class Hyper(ft.Method):
+    """A network at the server makes each client's model of its embedding, as in pFedHN: θ_i = θ_0 + W v_i. It learns by
+    autograd through the clients' changes. Limits: W = 0 sends the initial model."""
+
+    uploads: ClassVar[Uploads] = {"theta": Each()}
+
+    def start(self, server: Server) -> None:
+        server.state["W"] = torch.zeros(len(server.initial), 3).to(server.initial)
+        server.state["v"] = torch.randn(server.n_clients, 3, generator=torch.Generator().manual_seed(0))
+
+    def models(self, server: Server, W: Tensor, v: Tensor) -> Tensor:
+        return server.initial + v @ W.T
+
+    def broadcast(self, server: Server) -> Message:
+        return {"theta": server.initial}
+
+    def send(self, server: Server, client: int) -> Message:
+        return {"theta": self.models(server, server.state["W"], server.state["v"])[client]}
+
+    def train(self, client: Client, message: Message) -> Message:
+        client.state["theta"] = client.descend(message["theta"])
+        return {"theta": client.state["theta"]}
+
+    def receive(self, server: Server, total: Total) -> None:
+        W, v = (server.state[name].clone().requires_grad_() for name in ("W", "v"))
+        with torch.enable_grad():
+            sent = self.models(server, W, v)[total.index]
+            slopes = torch.autograd.grad(sent, (W, v), sent.detach() - total.rows("theta"))
+        server.state |= {"W": W.detach() - 0.1 * slopes[0], "v": v.detach() - 0.1 * slopes[1]}
+
+    def personal_model(self, client: Client, message: Message) -> Tensor:
+        return client.state.get("theta", message["theta"])
+
+
+def test_a_network_may_be_trained_at_the_server_through_the_clients_changes() -> None:
+    method, log = watched(Hyper)
+    ft.run(method, **{**SMALL, "rounds": 3})
+    for number in (2, 3):
+        W, v = (log.server[number - 1][name] for name in ("W", "v"))
+        changes = torch.stack([log.down[number, i]["theta"] - log.up[number, i]["theta"] for i in range(4)])
+        torch.testing.assert_close(log.server[number]["W"], W - 0.1 * changes.T @ v)
+        torch.testing.assert_close(log.server[number]["v"], v - 0.1 * changes @ W)
+        assert changes.abs().max() > 0.01
 
 
 @pytest.mark.slow

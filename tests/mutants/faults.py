@@ -654,5 +654,17 @@ FAULTS = [
     Fault("a name stands for an object that is not the one it finds", "fedtailor/_common/imports.py",
           "if found is thing else", "if found is not None else",
           "tests/test_own_code.py::test_a_class_that_was_defined_anew_is_not_the_old_one"),
+    Fault("a partition of one's own divides groups", "fedtailor/data/assignments.py",
+          "    _check_groups(dataset, found, what)\n", "",
+          "tests/data/test_assignments.py::TestAFunction::test_groups_stay_together"),
+    Fault("features are those of the initial model", "fedtailor/engines/client_predictions.py",
+          "features(run.terms.network, run.personal_model(client)", "features(run.terms.network, run.terms.initial",
+          "tests/engines/test_client_predictions.py::test_they_are_the_models_outputs_and_what_its_head_gets[mlp:8]"),
+    Fault("a tracker that fails ends a run", "fedtailor/engines/trackers.py",
+          "except (Exception, SystemExit) as error:", "except KeyError as error:",
+          "tests/engines/test_trackers.py::TestOnesOwn::test_one_that_fails_never_ends_a_run_and_is_warned_of_once[start]"),
+    Fault("lines under attack are ranked beside those without one", "fedtailor/studies/summary.py",
+          "ranked=known is not False and attack == ranked", "ranked=known is not False",
+          "tests/studies/test_clients.py::test_lines_under_attack_are_no_competitors_of_those_without_one"),
 ]
 # fmt: on
