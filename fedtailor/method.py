@@ -425,6 +425,21 @@ def expected_upload(method: Method, server: Server, client: int) -> State:
     return {name: declared.get(name, server.state.get(name, like)) for name, like in usual.items()}
 
 
+def weighted(method: Method, upload: Message, n_samples: float, layout: Layout) -> State:
+    """Compute what a client adds to the sums of secure aggregation, in double precision: w x of each mean under its
+    name, and w under NAME/weight. Means are then Σ w x / Σ w. A mean by samples is by `n_samples`."""
+    found: State = {}
+    for name in sorted(method.means):
+        how = method.uploads[name]
+        assert isinstance(how, Mean)
+        known = {"samples": float(n_samples), "equal": 1.0}
+        x = upload[name].cpu().double()
+        w = x.new_tensor(known[how.weights]) if how.weights in known else upload[how.weights].cpu().double()
+        found[name] = x * (layout.spread(w) if w.dim() else w)
+        found[f"{name}/weight"] = w
+    return found
+
+
 def check_upload(
     method: Method, upload: Mapping[str, Any], server: Server | None = None, client: int = 0, private: bool = False
 ) -> None:

@@ -87,7 +87,11 @@ def _show_tuned(rows: list[dict[str, Any]]) -> None:
     """Print the settings of these methods that come with fedtailor."""
     from fedtailor.reporting.tuning_tables import settings_in_words
 
-    cells = [(row["name"], name, settings_in_words(own)) for row in rows for name, own in row["tuned"].items()]
+    cells = [
+        (row["name"], name, settings_in_words(own) or "the defaults")
+        for row in rows
+        for name, own in row["tuned"].items()
+    ]
     if cells:
         out.print(definition_table("Tuned settings", ("method", "--settings", "what was chosen"), cells))
 

@@ -37,7 +37,7 @@ GROUPS = {
     TABLE: TABLE_SETTINGS,
     "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
-    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "attack"),
+    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "secure", "attack"),
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
         *("device", "stack", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),

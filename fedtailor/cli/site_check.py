@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedtailor.sites.rehearsal import Exchange, Sent
 
 ASKED = {"train": "training", "evaluate": "evaluation", "evaluate shared": "evaluation"}
+ASKED |= {"shares": "keys", "masked": "upload", "agree": "signing", "open": "opening"}  # of secure aggregation
 ENTRIES = {
     "site": "its name",
     "run": "its name",
@@ -211,19 +212,25 @@ def _show_rounds(found: "Preview") -> None:
 
     rehearsal = found.rehearsal
     assert rehearsal is not None
-    trained = [each for each in rehearsal.exchanges if each.asked == "train"]
-    others = [each for each in rehearsal.exchanges if each.asked != "train"]
+    others = [each for each in rehearsal.exchanges if each.asked.startswith("evaluate")]
+    trained = [each for each in rehearsal.exchanges if each not in others]
     _say("\n3. Leaves in the rounds", "bold")
-    _print_tensors([(f"training, {_rounds(each.rounds)}", each.up) for each in trained], seen=True)
-    _say(
-        "The server receives every site's tensors. Of those of which it sees a mean, the method and the records get "
-        "nothing else."
-    )
+    _print_tensors([(f"{ASKED[each.asked]}, {_rounds(each.rounds)}", each.up) for each in trained], seen=True)
+    if found.plan.terms().secure:
+        _say(
+            "Secure aggregation: the upload leaves as random numbers, and opened is nothing but the sum over at least "
+            f"{rehearsal.together} sites."
+        )
+    else:
+        _say(
+            "The server receives every site's tensors. Of those of which it sees a mean, the method and the records "
+            "get nothing else."
+        )
     if found.budget and found.account:
-        _say(found.budget.privacy.in_words(simulated=False))
+        _say(found.budget.privacy.in_words(simulated=False, secure=found.plan.terms().secure))
         _say(standing(found.account, found.budget))
     for each in (*trained, *others):
-        if each.asked != "train" or each.metrics:
+        if each in others or each.metrics:
             _say(f"Evaluation, {_rounds(each.rounds)}: {_metrics(each, found.tells)}")
     entries = dict.fromkeys(name for each in rehearsal.exchanges for name in each.header)
     _say(f"Each letter also says: {', '.join(f'{name} ({ENTRIES[name]})' for name in entries)}.")

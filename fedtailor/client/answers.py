@@ -9,11 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+
 from fedtailor._common.errors import FedtailorError, lacks_memory
+from fedtailor.client.secure_party import Party
 from fedtailor.client.sites import Sites
-from fedtailor.messages import EvaluateShared, Metrics, NotFinite, Reply, Train
+from fedtailor.messages import EvaluateShared, Metrics, NotFinite, Reply, Secure, State, Train
 from fedtailor.messages.letters import FaultError, Letter, as_answer, as_request, fault_letter, read_letter
 from fedtailor.messages.store import StateLost
+from fedtailor.method import weighted
+from fedtailor.privacy.fixed_point import DoesNotFitError, encoded
 
 DECIMALS = 2  # of rounded metrics
 
@@ -37,6 +42,7 @@ class Answering:
     tells: str = "exact"  # of its metrics: exact, rounded or none
     log: Callable[[str], None] = silent
     spend: Callable[[], None] = free  # called before each training: it may refuse
+    party: Party | None = None  # in secure aggregation
 
     def work(self, letter: Letter) -> Letter:
         """Do what a letter asks."""
@@ -45,6 +51,10 @@ class Answering:
             raise FaultError("letter", f"The letter is for client {request.client} of the run {letter.text('run')}.")
         store = self.sites.store
         try:
+            if isinstance(request, Secure):
+                if self.party is None:
+                    raise FaultError("refused", "The server asks for secure aggregation, which the plan does not say.")
+                return as_answer(letter, self.name, Reply(request.clients, self.party.answer(request)))
             if not isinstance(request, EvaluateShared):  # which works with no state, so names no version
                 store.recall(self.number, request.version)
             if isinstance(request, Train):
@@ -55,12 +65,25 @@ class Answering:
                 self.log(f"Round {request.round}: {reply.error}.")
                 return as_answer(letter, self.name, reply, _kind(reply.cause))
             if isinstance(request, Train):
+                if self.party is not None:
+                    reply.upload = self._held(self.party, request.round, reply.upload)
                 store.keep(self.number)
                 store.forget(self.number, {durable, request.version, request.round})
         except FedtailorError as error:
             self.log(f"Round {request.round}: {error}")
             return as_answer(letter, self.name, Reply(request.clients), _kind(error))
         return as_answer(letter, self.name, replace(reply, measured=self._told(reply)))
+
+    def _held(self, party: Party, round: int, upload: State) -> State:
+        """Hold an upload back as whole numbers, and return the keys that leave in its place."""
+        terms, parties = self.sites.terms, party.parties(round)
+        alike = terms.privacy is not None and terms.privacy.level == "client"  # then all clients weigh the same
+        n_samples = 1 if alike else int(self.sites.data.n_samples[self.number])
+        try:
+            sums = weighted(terms.method, upload, n_samples, terms.network.layout)
+            return party.begin(round, torch.cat([encoded(name, x, parties) for name, x in sums.items()]))
+        except DoesNotFitError as error:
+            raise FaultError(f"range:{error.name.partition('/')[0]}", f"Round {round}: {error}.") from None
 
     def _told(self, reply: Reply) -> list[dict[str, Metrics]]:
         """The metrics as far as the site tells them."""

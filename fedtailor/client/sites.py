@@ -48,6 +48,7 @@ from fedtailor.training.client import Client
 from fedtailor.training.descent import step_count
 from fedtailor.training.inputs import Inputs, changes, join
 from fedtailor.training.isolation import matmul_precision
+from fedtailor.training.layout import bounded
 from fedtailor.training.predictions import measure, outputs
 from fedtailor.training.private_gradients import Private
 from fedtailor.training.schedule import factor_at
@@ -139,18 +140,25 @@ class Site:
         client.private = None  # what follows stays here
         check_upload(method, upload)  # the site's door: nothing leaves that is not declared
         check_finite({"its upload": upload, "its new state": client.state}, self.terms.network.fetched)
-        reply = Reply((self.number,), upload if privacy is None else self._leaving(privacy, client, message, upload))
+        reply = Reply((self.number,), self._leaving(privacy, client, message, upload))
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
             reply.measured = [self.measure(self.predictor(client, {**message, **upload}))]
         return reply
 
-    def _leaving(self, privacy: Privacy, client: Client, message: Message, upload: State) -> State:
-        """Return the upload as it leaves in a private run: without what is for the record alone; and where clients add
-        the noise, their change is clipped, and has its share of it."""
+    def _leaving(self, privacy: Privacy | None, client: Client, message: Message, upload: State) -> State:
+        """Return the upload as it leaves: in a private or secure run without what is for the record alone; where the
+        server cannot bound a change, bounded; and where clients add the noise, their change is clipped, and has its
+        share of it."""
         method = self.terms.method
+        if privacy is None and not self.terms.secure:
+            return upload
         leaving = {name: tensor for name, tensor in upload.items() if name not in method.recorded}
-        if privacy.by != "clients":
+        if self.terms.norm_bound is not None:
+            for name in method.means:
+                sent = method.sent(message, name, leaving[name])
+                leaving[name] = bounded(leaving[name], sent, self.terms.norm_bound, self.terms.network.layout)
+        if privacy is None or privacy.by != "clients":
             return leaving
         assert privacy.noise is not None  # it was found before the run
         share, noise = privacy.noise * privacy.bound / self.terms.per_round**0.5, self.noise(client.round)

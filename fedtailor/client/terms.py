@@ -16,6 +16,7 @@ from fedtailor.data import FederatedData
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.method import Method
+from fedtailor.privacy.masks import threshold
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import held, sample_shape
 from fedtailor.training.metrics import ACCURACY, Metric
@@ -55,9 +56,16 @@ class Terms:
     multi_label: bool = False  # targets are labels of 0 and 1
     privacy: Privacy | None = None  # with its noise
     per_round: float = 1.0  # clients that take part in a round on average
+    secure: bool = False  # uploads leave masked
+    norm_bound: float | None = None  # of a change, where the site keeps it by itself
     stack: int = 1  # clients that train as one computation
     matmul_precision: str = "highest"  # of all that sites compute
     secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
+
+    @property
+    def seen_together(self) -> int:
+        """The number of clients of a round of which the server sees at least the sum alone."""
+        return threshold(int(self.per_round)) if self.secure else 1
 
     @cached_property
     def fingerprint(self) -> str:
@@ -116,7 +124,7 @@ def stack_size(experiment: Experiment, network: Network, data: FederatedData, lo
     asked = wanted not in (None, 1, "auto")
     alone = {
         "a deadline is for each client": experiment.deadline is not None,
-        "sites in memory share nothing": experiment.engine == "sites-in-memory",
+        "sites in memory share nothing": experiment.engine == "sites-in-memory" or experiment.secure,
         "privacy of samples takes the gradient of each": (experiment.privacy or "").startswith("sample"),
     }
     if reasons := [why for why, there in alone.items() if there]:

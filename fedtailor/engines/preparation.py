@@ -17,6 +17,7 @@ from torch.nn import functional
 from fedtailor._common.errors import FedtailorError, explained, unknown
 from fedtailor._common.imports import import_object
 from fedtailor.client.private_queries import private_queries
+from fedtailor.client.secure_party import Identity, Party, pinned
 from fedtailor.client.terms import Terms, check_training, class_weights, optimizer_settings, stack_size, training_loss
 from fedtailor.data import Assignment, DataObject, Dataset, FederatedData, federate, from_list, load
 from fedtailor.data.frames import is_frames
@@ -28,6 +29,7 @@ from fedtailor.engines.hostile import hostile_clients
 from fedtailor.engines.own_metrics import deciding_metric, more_metrics, try_out_metrics
 from fedtailor.engines.trackers import check_trackers
 from fedtailor.experiment import TABLE_SETTINGS, Experiment
+from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message, State, message_bytes
@@ -37,6 +39,7 @@ from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
 from fedtailor.server.aggregation.robust import check_aggregation
+from fedtailor.server.aggregation.secure import check_secure
 from fedtailor.server.aggregation.server_optimizer import check_server_optimizer
 from fedtailor.server.budget import Budget, settled, wanted_privacy
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
@@ -126,6 +129,23 @@ class Prepared:
         method, initial = self.terms.method.model_copy(deep=True), self.terms.initial.clone()
         return replace(self.terms, method=method, network=network, initial=initial)
 
+    def parties(self, run: str, names: Sequence[str], certificate: bytes = b"") -> Sequence[Party]:
+        """The simulated sites of these names in secure aggregation."""
+        identities = pinned(names, certificate)
+        return [self.party(run, names, number, identities[name]) for number, name in enumerate(names)]
+
+    def party(
+        self,
+        run: str,
+        names: Sequence[str],
+        number: int,
+        identity: Identity,
+        opened: Callable[[int, str], str] | None = None,
+    ) -> Party:
+        """One site in secure aggregation: who takes part in a round follows from the experiment."""
+        draw = Participation.parse(self.experiment.participation).draw
+        return Party(run, names, number, identity, partial(draw, self.data.n_training, self.experiment.seed), opened)
+
     def server(self, n_samples: Sequence[int], store: Store) -> Server:
         """The server of sites that have so many training samples."""
         terms = self.terms
@@ -202,6 +222,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     if site or data.elsewhere is not None:
         method.check_one_model(AT_SITES)
     training = data.n_training
+    if experiment.secure and not site:
+        check_secure(experiment, method, training)
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
     loss = objects.loss or find_loss(experiment.loss, data)
@@ -233,7 +255,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     more = more_metrics(experiment.evaluation.metrics or {}, objects.metrics or {})
     metric, own_metric = deciding_metric(experiment.evaluation.metric, objects.metric, data, scores, more)
     initial = network.vector.clone()
-    participation = Participation.parse(experiment.participation)
+    participation, rule = Participation.parse(experiment.participation), Rule.parse(experiment.aggregation)
     per_round = participation.mean(training)
     private = experiment.privacy is not None or experiment.epsilon is not None
     privacy = wanted_privacy(experiment, method, network.layout) if private else None
@@ -260,6 +282,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         data.targets == "labels",
         privacy,
         per_round,
+        secure=experiment.secure and bool(method.means),
+        norm_bound=rule.amount if experiment.secure and rule.kind == "norm-bound" else None,
         matmul_precision=experiment.matmul_precision,
     )
     if not site and data.elsewhere is None:

@@ -190,7 +190,7 @@ class RunResult:
             return ""
         privacy = Privacy.parse(self.experiment.privacy)
         real = self.path is not None and (self.path / FEDERATION).is_file()
-        return privacy.in_words(simulated=not real)
+        return privacy.in_words(simulated=not real, secure=self.experiment.secure)
 
     @property
     def failures(self) -> Failures:

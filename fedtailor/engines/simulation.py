@@ -57,6 +57,8 @@ class Simulation:
         engine, deadline = experiment.engine, experiment.deadline
         if experiment.debug:  # whoever looks at a client with a debugger takes his time
             engine, deadline = "in-process", None
+        if terms.secure:  # whatever engine: no upload leaves a client without its mask
+            engine = "sites-in-memory"
         away = transport is not None  # the sites are real ones
         self._apart = self._sites_apart() if engine == "sites-in-memory" and transport is None else []
         if self._apart:
@@ -97,10 +99,17 @@ class Simulation:
 
     def _sites_apart(self) -> list[Answering]:
         """Every client as a site of its own, which has its own samples and its own network, and answers letters."""
-        directory = self.sites.store.directory
+        directory, names = self.sites.store.directory, self.data.names
+        parties = self.prepared.parties(RUN, names) if self.terms.secure else [None] * len(names)
         return [
-            Answering(RUN, name, number, Sites.at(self._held.only(number), self.prepared.copied_terms(), directory))
-            for number, name in enumerate(self.data.names)
+            Answering(
+                RUN,
+                name,
+                number,
+                Sites.at(self._held.only(number), self.prepared.copied_terms(), directory),
+                party=parties[number],
+            )
+            for number, name in enumerate(names)
         ]
 
     def _tampering(self, attack: Attack, memory: Store) -> Tampering:
@@ -220,6 +229,7 @@ def look_into(path: Path, objects: Objects, data_dir: str | None = None) -> Simu
     before = directory.experiment()
     here = {"data_dir": data_dir or before.data_dir, "device": device_here(before.device)}
     experiment = before.model_copy(update={**here, "engine": "in-process", "deadline": None, "track": None})
+    experiment = experiment.model_copy(update={"secure": False})  # nothing is aggregated
     agreement = read_agreement(path)
     if agreement is not None:
         objects = replace(objects, data=agreement.data(experiment.dtype))

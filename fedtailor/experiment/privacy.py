@@ -53,13 +53,16 @@ class Privacy(Parts):
         """The share of clients whose changes stay whole under adaptive clipping; None if the clip is fixed."""
         return float(self.clip.removeprefix(QUANTILE)) if self.clip.startswith(QUANTILE) else None
 
-    def in_words(self, simulated: bool) -> str:
+    def in_words(self, simulated: bool, secure: bool = False) -> str:
         """Say what ε means, to stand below a table."""
         at = f"at δ = {self.delta:g}"
         if self.level == "client":
             what = f"ε {at} hides whether a whole client took part from all who see the models"
             server = "sees uploads with a share of the noise only" if self.by == "clients" else "adds the noise"
-            what += f" (not from the server, which {server})"
+            if secure:
+                what += " and from the server, which sees their sum alone (as far as no other client tells its noise)"
+            else:
+                what += f" (not from the server, which {server})"
         else:
             what = f"ε {at} hides each training sample of a client from all others, the server too; it is that of the "
             what += "client that has spent most"

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.attack import Attack
 from fedtailor.experiment.participation import Participation
@@ -286,6 +287,11 @@ class Experiment(_Strict):
         description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
         "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
+    secure: bool = Field(
+        False,
+        description="secure aggregation: uploads leave masked, and the server learns their sum alone (between sites, "
+        "real ones or --engine sites-in-memory)",
+    )
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"] = Field(
         "sgd",
         description="the server's optimiser: its steps along the clients' mean change (FedAvgM, FedAdagrad, FedYogi, "
@@ -351,6 +357,16 @@ class Experiment(_Strict):
         description="trackers that get settings, metrics and files too: mlflow, wandb, tensorboard, module:Class, or "
         "several with commas",
     )
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        other = "--debug" if self.debug else f"--engine {self.engine}"
+        if self.secure and (self.debug or self.engine not in ("auto", "sites-in-memory")):
+            raise FedtailorError(
+                f"Secure aggregation is between sites that are apart: take --engine sites-in-memory, and leave {other} "
+                "out."
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -61,6 +61,18 @@ def copied(tensors: Message) -> State:
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 
+def as_tensor(content: bytes) -> Tensor:
+    """Put bytes into a tensor."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """Take bytes out of a tensor; anything else is a ValueError."""
+    if tensor.dtype != torch.uint8 or tensor.dim() != 1:
+        raise ValueError("a tensor of bytes")
+    return tensor.numpy().tobytes()
+
+
 def moved(tensors: Message, device: torch.device | str) -> State:
     """Move a message or state to a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -245,6 +257,31 @@ class Together(Request):
     @property
     def clients(self) -> tuple[int, ...]:
         return tuple(part.client for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Secure(Request):
+    """A step of secure aggregation, after a training whose upload stayed at the site (see `client/secure_party.py`)."""
+
+
+@dataclass(frozen=True)
+class Shares(Secure):
+    """Hand out shares of your secrets, each sealed for one of the sites whose keys these are."""
+
+
+@dataclass(frozen=True)
+class Masked(Secure):
+    """Hand out your upload under masks that you have in common with the sites whose sealed shares these are."""
+
+
+@dataclass(frozen=True)
+class Agree(Secure):
+    """Sign that the sum of these sites is to be opened."""
+
+
+@dataclass(frozen=True)
+class Open(Secure):
+    """Hand out what takes the masks off this sum, which so many signed: of each site one kind of share."""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,18 @@ from pydantic import TypeAdapter, ValidationError
 from fedtailor._common.errors import FedtailorError
 from fedtailor.messages import (
     NEVER,
+    Agree,
     Evaluate,
     EvaluateShared,
+    Masked,
     Measured,
     Message,
     Metrics,
+    Open,
     Reply,
     Request,
+    Secure,
+    Shares,
     Train,
     copied,
     frame,
@@ -25,7 +30,10 @@ from fedtailor.messages import (
     read_frame,
 )
 
-ASKED: dict[str, type[Request]] = {"train": Train, "evaluate": Evaluate, "evaluate shared": EvaluateShared}
+ASKED: dict[str, type[Request]] = {
+    "train": Train, "shares": Shares, "masked": Masked, "agree": Agree, "open": Open,
+    "evaluate": Evaluate, "evaluate shared": EvaluateShared,
+}  # fmt: skip
 # The kinds of faults that a site tells. What exactly went wrong may have a patient's data in it: it stays in the log.
 FAULTS = {
     "state": "the state that the server asks for is not there: the site has lost it, or is another one",
@@ -36,6 +44,8 @@ FAULTS = {
     "data": "its data do not fit the federation: the site's own log says why",
     "changed": "its data have changed since it joined",
     "letter": "it could not use what it was sent: the site's own log says why",
+    "range": "a number of its upload does not fit into secure aggregation",
+    "secure": "it did not go on with secure aggregation: the site's own log says why",
 }
 
 
@@ -139,7 +149,7 @@ def as_reply(content: bytes, request: Request, run: str, site: str) -> Reply:
         seconds = letter.header.get("seconds")
         return Reply(
             request.clients,
-            dict(letter.tensors) if isinstance(request, Train) else {},
+            dict(letter.tensors) if isinstance(request, Train | Secure) else {},
             version,
             _measured(letter.header.get("measured")),
             message_bytes(letter.tensors),
@@ -158,7 +168,9 @@ def answer_of(content: bytes, site: str) -> Letter:
     if letter.kind != "answer" or letter.header.get("site") != site:
         raise FedtailorError("It is not of this site.")
     if fault := letter.header.get("fault"):
-        raise FaultError("site", FAULTS.get(str(fault), FAULTS["work"]))
+        kind, _, upload = str(fault).partition(":")
+        named = f" ({upload})" if kind == "range" and upload.isidentifier() and len(upload) <= 40 else ""
+        raise FaultError("site", FAULTS.get(kind, FAULTS["work"]) + named)
     return letter
 
 

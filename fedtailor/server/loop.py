@@ -62,6 +62,8 @@ class Loop:
         self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
         self._participation = Participation.parse(experiment.participation)
         self._rule = Rule.parse(experiment.aggregation)
+        self._secure = experiment.secure and bool(self.method.means)
+        self._without_records = self.budget is not None or experiment.secure
         self._takes_steps = chosen_optimizer(experiment, self.method) != PLAIN
 
     def start(self, transport: Transport) -> None:
@@ -146,12 +148,9 @@ class Loop:
         sent, total, replies, misled = self._train(number, transport)
         self._round_complete = False
         counted = replies
-        if replies and len(total.clients) < total.needs:  # then nobody's state changes, as if nobody had replied
-            self.server.warn(
-                "aggregation",
-                f"Round {number} changes nothing, like others with as few replies: the rule {self._rule} needs at "
-                f"least {total.needs} clients in a round, not {len(total.clients)}.",
-            )
+        if replies and (lacking := total.lacking):  # then nobody's state changes, as if nobody had replied
+            about = f"secure aggregation in round {number}" if self._secure else "aggregation"
+            self.server.warn(about, f"Round {number} changes nothing, {lacking}.")
             counted = {}
         if counted or total.always:
             aggregated = total.total()
@@ -224,7 +223,7 @@ class Loop:
             messages = self._messages()
             privacy = self.budget.privacy if self.budget else None
             seed = None if self.secret else self.experiment.seed
-            total = make_aggregator(self._rule, self.method, self.server, messages, privacy, seed)
+            total = make_aggregator(self._rule, self.method, self.server, messages, privacy, seed, self._secure)
             measure = self.experiment.evaluation.model == "local"
             requests = [
                 Train(number, client, message, self.versions.get(client, NEVER), measure)
@@ -240,6 +239,7 @@ class Loop:
                 for client in messages.keys() - replies.keys():
                     replies[client] = Reply((client,), error="it did not answer")
                     self._take(total, client, replies, received)
+                total.close(transport.ask, replies)
             misled = self.failures.close(number, self._sent, received, replies, self.server)
         except BaseException:
             undo()
@@ -278,7 +278,8 @@ class Loop:
         reply = replies[client]
         if not reply.error:
             try:
-                check_upload(self.method, reply.upload, self.server, client, self.budget is not None)
+                if not self._secure:  # what is masked tells nothing
+                    check_upload(self.method, reply.upload, self.server, client, self._without_records)
                 received |= sizes("its upload", {client: reply.upload}, finite=True)
                 reply.bytes_up = received[client].bytes
             except (ValueError, TypeError) as error:

@@ -1,5 +1,6 @@
 """The beginning of a run: the layers of its network, body, head and frozen ones, and the uploads of a client."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -82,6 +83,17 @@ def describe_layers(network: Network) -> list[Layer]:
         if sizes:
             layers.append(Layer(name=name, kind=type(layer).__name__, part="frozen", numbers=sum(sizes)))
     return layers
+
+
+def describe_secure(method: Method, seen: Mapping[str, str]) -> dict[str, str]:
+    """Say what the server sees of each tensor that leaves in secure aggregation."""
+    sums = ", ".join(f"{name} ({what})" for name, what in seen.items() if name not in method.recorded)
+    return {
+        "key": "public keys",
+        "signature": "a signature by the site's certificate",
+        "certificate": "the site's certificate",
+        "masked": f"random numbers; only of all sites together: {sums}",
+    }
 
 
 def describe_uploads(method: Method, privacy: Privacy | None = None) -> dict[str, str]:

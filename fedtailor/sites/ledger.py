@@ -38,7 +38,8 @@ LEDGER, LOCK = "ledger.json", "ledger.lock"
 def training_cost(prepared: Prepared, n_samples: int) -> Cost:
     """Count what one training of a site with so many samples releases; nothing if it has no privacy to lose.
 
-    A change with the client's own share of the noise counts by that share: the server sees it alone.
+    A change with the client's own share of the noise counts by that share: the server sees it alone. Under secure
+    aggregation it sees a sum, which has the shares of as many as it takes to open it.
     """
     privacy = prepared.terms.privacy
     if privacy is None or not prepared.terms.method.uploads:
@@ -48,7 +49,7 @@ def training_cost(prepared: Prepared, n_samples: int) -> Cost:
         queries = prepared.private_queries(n_samples)
         return {Release("sample", privacy.noise, share): count for share, count in queries.items()}
     shares = max(prepared.terms.per_round, 1.0) if privacy.by == "clients" else 1.0
-    return {Release("client", privacy.noise / shares**0.5): 1}
+    return {Release("client", privacy.noise * (prepared.terms.seen_together / shares) ** 0.5): 1}
 
 
 class _Line(BaseModel):

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, read_bytes, write_atomically, writing
 from fedtailor.client.answers import Answering, answered
+from fedtailor.client.secure_party import Party
 from fedtailor.client.sites import Sites
 from fedtailor.client.terms import Terms
 from fedtailor.data import Dataset
@@ -33,6 +34,7 @@ from fedtailor.messages.letters import FaultError, Letter, read_letter
 from fedtailor.methods import find_method
 from fedtailor.model_files.description import write_site_model
 from fedtailor.sites.declaration import declare, joined, read_data
+from fedtailor.sites.identity import Certified, Opened
 from fedtailor.sites.ledger import Budget, Ledger, training_cost
 from fedtailor.sites.plan import Plan
 from fedtailor.sites.site_file import LOG, SECRET, SiteFile
@@ -142,7 +144,8 @@ class LocalSite:
         sites = Sites.at(prepared.data, terms, directory / "states")
         spend = self._spending(prepared)
         tells = self.site.tells(self.plan)
-        answering = Answering(common.run, self.site.name, self.number, sites, tells, self.log, spend)
+        party = self._party(prepared, common, directory) if terms.secure else None
+        answering = Answering(common.run, self.site.name, self.number, sites, tells, self.log, spend, party)
         if not kept:
             make_directory(directory)
             write_atomically(directory / BEGIN, letter.pack())
@@ -166,11 +169,20 @@ class LocalSite:
             planned = planned.model_copy(update={"parameters": complete})
         differing = first_difference({**deciding_settings(planned), "weights": None}, named)
         private = (experiment.privacy, experiment.epsilon) != (planned.privacy, planned.epsilon)
+        private |= experiment.secure != planned.secure  # as little to be had without as privacy
         # The plan's budget is that of its own trainings: others need one in the site's file.
         priced = planned.privacy is None or self.site.epsilon is not None
         if differing and (private or not priced or experiment.method not in self.site.allow):
             name, before, after = differing
             raise FaultError("refused", f"The server asks for {name} {after}, but the plan says {before}.")
+
+    def _party(self, prepared: Prepared, common: Common, directory: Path) -> Party:
+        """This site in the secure aggregation of a run, in the name of its kit."""
+        try:
+            identity = Certified(self.site.path(self.site.kit), self.site.name)
+        except FedtailorError as error:
+            raise FaultError("refused", str(error)) from None
+        return prepared.party(common.run, common.sites, self.number, identity, Opened(directory))
 
     def _directory(self, run: str) -> Path:
         if not RUN.fullmatch(run):

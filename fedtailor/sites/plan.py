@@ -99,6 +99,11 @@ class Plan(FileOf):
                 "The experiment's privacy does not say its noise, which every site must see in the plan: `fedtailor "
                 "run METHOD --privacy … --epsilon …` finds it in a simulation."
             )
+        if self.terms().secure and self.server in self.sites:
+            raise FedtailorError(
+                f"The server and a site are both called {self.server}: secure aggregation knows sites by the names in "
+                "their certificates, so name the site otherwise."
+            )
         return self
 
     def terms(self) -> Experiment:

@@ -103,7 +103,9 @@ def preview(site: SiteFile, plan: Plan) -> Preview:
         hello = declare(site, plan, dataset, read_bytes(secret) if about.secret else b"")
         findings = with_rare(findings, _declared(hello, plan))
         about = replace(about, hello=hello, findings=findings, open=_open(hello, plan))
-        rehearsal = rehearse(plan, plan.number(site.name), dataset, _alone(hello, plan), about.tells)
+        rehearsal = rehearse(
+            plan, plan.number(site.name), dataset, _alone(hello, plan), about.tells, _certificate(site)
+        )
     except FedtailorError as error:
         return replace(about, findings=replace(findings, problems=(in_site_file(str(error)),)))
     about = replace(about, rehearsal=rehearsal)
@@ -116,6 +118,12 @@ def preview(site: SiteFile, plan: Plan) -> Preview:
         if not budget.allows(account.cost):
             about = replace(about, findings=replace(findings, problems=(refusal(account, budget),)))
     return about
+
+
+def _certificate(site: SiteFile) -> bytes:
+    """The certificate that leaves in secure aggregation; nothing before there is one."""
+    path = site.path(site.kit) / "startup" / "client.crt"
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _declared(hello: Hello, plan: Plan) -> dict[str, int]:

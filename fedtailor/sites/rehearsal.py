@@ -25,13 +25,19 @@ from fedtailor.messages import Message
 from fedtailor.messages.letters import Letter, read_letter
 from fedtailor.method import expected_upload
 from fedtailor.server.loop import Loop
-from fedtailor.server.setup import describe_uploads
+from fedtailor.server.setup import describe_secure, describe_uploads
 from fedtailor.sites.declaration import joined
 from fedtailor.sites.ledger import training_cost
 from fedtailor.sites.plan import Disclosed, Plan
 from fedtailor.training.inputs import join
 from fedtailor.training.isolation import isolated
 
+SECURE = ("train", "shares", "masked", "agree", "open")  # the letters of a round of secure aggregation
+SHARES = {  # by site in these letters
+    "shares": "sealed: that site alone can open it",
+    "agree": "a signature that says whose sum is opened",
+    "open": "one share of a secret: it says nothing alone",
+}
 MOST_WORK = 1_000  # trainings of sites; of later rounds the server's own check says what it takes
 BATCH = 32  # training samples where a batch is all of them
 HELD_OUT = 256  # validation samples, and test samples
@@ -67,6 +73,7 @@ class Rehearsal:
     begin: tuple[Sent, ...]
     exchanges: tuple[Exchange, ...]
     rounds: int  # that were played; what goes up in later ones follows from the server's own check
+    together: int = 1  # sites of which the server sees at least the sum alone
     training: Cost = field(default_factory=dict)  # what a training with all samples of this site costs its privacy
 
 
@@ -84,8 +91,10 @@ class Recorded:
         return answer
 
 
-def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, tells: Disclosed) -> Rehearsal:
-    """Play a run of the plan with the samples of one site."""
+def rehearse(
+    plan: Plan, number: int, dataset: Dataset, agreement: Agreement, tells: Disclosed, certificate: bytes = b""
+) -> Rehearsal:
+    """Play a run of the plan with the samples of one site, which has this certificate."""
     here = {"engine": "in-process", "weights": None, "class_weights": "none", "on_failure": "stop", "states": "memory"}
     here |= {"track": None}  # what a plan names is the server's, and may be code
     experiment = plan.terms().model_copy(update=here)
@@ -98,18 +107,25 @@ def rehearse(plan: Plan, number: int, dataset: Dataset, agreement: Agreement, te
         run, names = agreement.common.run, plan.sites
         with closing(Simulation(prepared)) as simulation:
             sites = simulation.sites
-            played: dict[str, Answers] = {n: Answering(run, n, i, sites, tells) for i, n in enumerate(names)}
+            secure = prepared.terms.secure
+            parties = prepared.parties(run, names, certificate) if secure else [None] * len(names)
+            played: dict[str, Answers] = {
+                n: Answering(run, n, i, sites, tells, party=parties[i]) for i, n in enumerate(names)
+            }
             recorded = Recorded(played[names[number]])
             channel = InMemory({**played, names[number]: recorded})
             last = _play(simulation.loop, Remote(channel, run, names, sites.declare()), len(names))
-            seen = describe_uploads(prepared.terms.method, prepared.terms.privacy)
+            method, privacy = prepared.terms.method, prepared.terms.privacy
+            seen = describe_uploads(method, privacy)
+            if prepared.terms.secure:
+                seen = describe_secure(method, seen)
             exchanges = [_exchange(*letters, seen) for letters in recorded.letters]
-            later = list(_later(simulation.loop, number, last, exchanges, seen))
+            later = list(_later(simulation.loop, number, last, exchanges, seen, prepared.terms.secure))
         frozen = {f"frozen.{n}": tensor for n, tensor in enumerate(prepared.terms.network.frozen_tensors())}
         begin = _tensors({"initial": prepared.terms.initial, **frozen})
         start, end = own.places[number, :2].tolist()
         training = training_cost(prepared, end - start)
-        return Rehearsal(begin, tuple(_together([*exchanges, *later])), last, training)
+        return Rehearsal(begin, tuple(_together([*exchanges, *later])), last, prepared.terms.seen_together, training)
 
 
 def _few(data: FederatedData, number: int, batch: int | Literal["full"]) -> FederatedData:
@@ -145,9 +161,10 @@ def _exchange(letter: Letter, answer: Letter, seen: Mapping[str, str]) -> Exchan
     }
     header = tuple(name for name in answer.header if name not in ("checksum", "measured"))
     rounds = (letter.number("round"),)
-    return Exchange(
-        letter.text("asked"), _tensors(letter.tensors), _tensors(answer.tensors, seen), header, metrics, rounds
-    )
+    asked = letter.text("asked")
+    of_others = dict.fromkeys(answer.tensors, SHARES[asked]) if asked in SHARES else {}
+    up = _tensors(answer.tensors, {**seen, **of_others})
+    return Exchange(asked, _tensors(letter.tensors), up, header, metrics, rounds)
 
 
 def _tensors(message: Message, seen: Mapping[str, str] | None = None) -> tuple[Sent, ...]:
@@ -164,14 +181,17 @@ def _tensors(message: Message, seen: Mapping[str, str] | None = None) -> tuple[S
 
 
 def _later(
-    loop: Loop, number: int, last: int, exchanges: list[Exchange], seen: Mapping[str, str]
+    loop: Loop, number: int, last: int, exchanges: list[Exchange], seen: Mapping[str, str], secure: bool
 ) -> Iterator[Exchange]:
     """The uploads of the rounds that were not played: those that the server's own check takes then."""
     played = {asked: [each for each in exchanges if each.asked == asked] for asked in {e.asked for e in exchanges}}
     for round in range(last + 1, loop.experiment.rounds + 1):
         called = number in loop.call(round)
         for asked, before in played.items():
-            if asked == "train" and called:
+            if secure and asked in SECURE:
+                if called:  # always of the same sizes
+                    yield replace(before[-1], rounds=(round,))
+            elif asked == "train" and called:
                 expected = expected_upload(loop.method, loop.server, number)
                 up = _tensors({name: tensor for name, tensor in expected.items() if name in seen}, seen)
                 yield replace(before[-1], up=up, rounds=(round,))

@@ -1,5 +1,6 @@
 """The layout of a network's vector: the slice of each part, and the sizes of its head."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -93,6 +94,24 @@ class Layout:
             return values
         sizes = [place.stop - place.start for place in self.layers.values()]
         return torch.repeat_interleave(values, torch.tensor(sizes, device=values.device), dim=-1)
+
+
+def bounded(x: Tensor, sent: Tensor | None, bound: float, layout: Layout) -> Tensor:
+    """Scale the change from `sent` to x down to this norm, if it is longer. Buffers of whole models stay as they are,
+    and count in no norm: they are no steps of a descent."""
+    change, start = x.cpu().double(), torch.zeros((), dtype=torch.float64) if sent is None else sent.cpu().double()
+    change = change - start
+    length = float((layout.without_buffers(change) if is_model(x, layout) else change).norm())
+    if length <= bound:
+        return x
+    # Finite numbers may have a length that is not: nothing is left of such a change.
+    moved = (start + (change * (bound / length) if math.isfinite(length) else torch.zeros_like(change))).to(x)
+    return layout.copy_buffers(moved, x) if is_model(x, layout) else moved
+
+
+def is_model(x: Tensor, layout: Layout) -> bool:
+    """Find out whether a tensor is a model's vector, or several as the rows of a matrix."""
+    return x.shape[-1:] == (layout.size,)
 
 
 def view_as(flat: Tensor, shape: torch.Size) -> Tensor:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 
-from tests.kills import runs, sites, studies, surroundings, workers
+from tests.kills import runs, secure, sites, studies, surroundings, workers
 from tests.kills.engine import MEMORY, Try, tried
 
 PARTS: dict[str, tuple[Try, float]] = {  # and the share of all kills
-    "runs": (runs.attempt, 0.4),
+    "runs": (runs.attempt, 0.35),
     "workers": (workers.attempt, 0.18),
     "sites": (sites.attempt, 0.18),
+    "secure": (secure.attempt, 0.05),
     "studies": (studies.attempt, 0.14),
     "surroundings": (surroundings.attempt, 0.1),
 }

@@ -15,8 +15,8 @@ from fedtailor.messages import Message
 from fedtailor.method import Total, Uploads
 from fedtailor.methods import all_methods, find_method
 from fedtailor.server.aggregation import Aggregator
-from fedtailor.server.aggregation.robust import NormBoundAggregator, RobustAggregator, bounded
-from fedtailor.training.layout import Layout
+from fedtailor.server.aggregation.robust import NormBoundAggregator, RobustAggregator
+from fedtailor.training.layout import Layout, bounded
 from tests.helpers import assert_same, final
 from tests.server.robust import MATRIX_RULES, SMALL
 

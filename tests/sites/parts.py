@@ -121,8 +121,8 @@ class Federation:
     def simulated(self, **more: Any) -> RunResult:
         """The same data and experiment, simulated."""
         terms = self.plan.terms()
-        same = {"split": terms.split, "rare": terms.rare, **self.settings, **more}
-        return ft.run(self.method, data=self.data, engine="in-process", **same)
+        same = {"split": terms.split, "rare": terms.rare, "engine": "in-process", **self.settings, **more}
+        return ft.run(self.method, data=self.data, **same)
 
     def personal(self, number: int, result: RunResult, sites: Mapping[str, LocalSite] | None = None) -> Tensor:
         """The vector that a site predicts with at the end: it is computed at the site."""

@@ -1,10 +1,12 @@
 """Federations over NVFlare that take minutes (`make test-sites`): processes killed in turn, and the same bits."""
 
+import json
 import os
 import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +26,9 @@ WORKER = "fedtailor.sites.nvflare.worker"
 SERVER = "fedtailor.sites.nvflare.launch"
 
 
-def check_against_simulation(federation: Deployed) -> RunResult:
+def check_against_simulation(federation: Deployed, **more: Any) -> RunResult:
     """Compare a deployed run with the simulation of the same data: vectors to the bit."""
-    real, simulated = load(federation.directory), federation.simulated()
+    real, simulated = load(federation.directory), federation.simulated(**more)
     assert real.finished == simulated.finished
     assert same_server(real.simulation, simulated.simulation)
     assert close_metrics(real, simulated)
@@ -42,6 +44,19 @@ def test_three_sites_have_the_bits_of_a_simulation(method: str, tmp_path: Path) 
         federation.start_driver()
         federation.wait_for_end()
     check_against_simulation(federation)
+
+
+def test_secure_aggregation_has_the_bits_of_that_in_memory(tmp_path: Path) -> None:
+    """The masks are other random numbers, the keys those of the kits: the sums have the same bits."""
+    with Deployed(tmp_path, method="ditto", rounds=5, secure=True) as federation:
+        federation.start_sites()
+        federation.start_driver()
+        federation.wait_for_end(300)
+    real = check_against_simulation(federation, engine="sites-in-memory")
+    assert all(not record.failed and not record.warnings for record in real.rounds)
+    for name in federation.data:
+        (opened,) = (tmp_path / name / "private" / "runs").glob("*/opened.json")
+        assert len(json.loads(opened.read_text())["rounds"]) == 5
 
 
 def test_everything_is_killed_in_turn(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ order of the clients' numbers, whatever the order of their arrival, so that the 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.privacy import Privacy
-from fedtailor.messages import Message
+from fedtailor.messages import Message, Reply, Request
 from fedtailor.method import Each, Mean, Method, Server, Total, Uploads
 from fedtailor.privacy.noise import Noise
 from fedtailor.training.layout import Layout
@@ -149,6 +149,14 @@ class Aggregator:
                 if part:
                     row[place].add_(addition[place], alpha=part)
 
+    def close(self, ask: Callable[[Sequence[Request]], Iterable[Reply]], replies: Mapping[int, Reply]) -> None:
+        """Do what is left when all have answered: `ask` goes on with the clients, whose replies get what goes wrong."""
+
+    @property
+    def lacking(self) -> str:
+        """Say why the round counts for nobody; nothing if it counts."""
+        return ""
+
     def total(self) -> Total:
         """Close the round: divide the sums by their weights."""
         means, weights = {}, {}
@@ -174,11 +182,16 @@ def make_aggregator(
     messages: Mapping[int, Message],
     privacy: Privacy | None = None,
     seed: int | None = None,
+    secure: bool = False,
 ) -> Aggregator:
     """Make the aggregator of a round whose participants were sent these messages. The noise of privacy comes from a
     stream of the seed in a simulation; without one, from the operating system."""
     from fedtailor.server.aggregation.private import PrivateAggregator  # which both build on the mean
     from fedtailor.server.aggregation.robust import GuardedAggregator, NormBoundAggregator, RobustAggregator
+    from fedtailor.server.aggregation.secure import SecureAggregator
+
+    if secure:
+        return SecureAggregator(method, server, messages, privacy)
 
     if privacy is not None and privacy.level == "client":
         noise = Noise(None if seed is None else torch_stream(seed, "privacy", server.round))

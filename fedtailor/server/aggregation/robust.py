@@ -24,7 +24,7 @@ from fedtailor.server.aggregation.rules import (
     squared_distances,
     trimmed_mean,
 )
-from fedtailor.training.layout import Layout
+from fedtailor.training.layout import bounded, is_model
 
 TOGETHER = 5  # clients of a round whose changes are measured before the first is added: two may be absurd
 SHORT = 10  # changes shorter than this part of the initial vector are not told from each other
@@ -61,6 +61,15 @@ class RobustAggregator(Aggregator):
         found = self._krum(rows) if "krum" in self.rule.kind else {name: self._apply(name, rows[name]) for name in rows}
         means = {name: self._sums[name].value.copy_(x.view(self._sums[name].value.shape)) for name, x in found.items()}
         return Total(self.clients, self.n_samples[self.clients], means, {}, self._single)
+
+    @property
+    def lacking(self) -> str:
+        if len(self.clients) >= self.needs:
+            return ""
+        return (
+            f"like others with as few replies: the rule {self.rule} needs at least {self.needs} clients in a round, "
+            f"not {len(self.clients)}"
+        )
 
     def _apply(self, name: str, rows: Tensor) -> Tensor:
         """Apply a rule that looks at one upload at a time."""
@@ -167,24 +176,6 @@ def has_length(uploads: Uploads, name: str, x: Tensor) -> bool:
     if how is None or name in {mean.weights for mean in uploads.values() if isinstance(mean, Mean)}:
         return False
     return not (isinstance(how, Each) and (how.record or not x.is_floating_point() or x.numel() < 2))
-
-
-def bounded(x: Tensor, sent: Tensor | None, bound: float, layout: Layout) -> Tensor:
-    """Scale the change from `sent` to x down to this norm, if it is longer. Buffers of whole models stay as they are,
-    and count in no norm: they are no steps of a descent."""
-    change, start = x.cpu().double(), torch.zeros((), dtype=torch.float64) if sent is None else sent.cpu().double()
-    change = change - start
-    length = float((layout.without_buffers(change) if is_model(x, layout) else change).norm())
-    if length <= bound:
-        return x
-    # Finite numbers may have a length that is not: nothing is left of such a change.
-    moved = (start + (change * (bound / length) if math.isfinite(length) else torch.zeros_like(change))).to(x)
-    return layout.copy_buffers(moved, x) if is_model(x, layout) else moved
-
-
-def is_model(x: Tensor, layout: Layout) -> bool:
-    """Find out whether a tensor is a model's vector, or several as the rows of a matrix."""
-    return x.shape[-1:] == (layout.size,)
 
 
 def check_aggregation(experiment: Experiment, method: Method, clients: int) -> None:
