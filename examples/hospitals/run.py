@@ -79,9 +79,10 @@ def main() -> None:
     model = next((root / HOSPITALS[0] / "private" / "models").glob("*.safetensors"))
     show(root / HOSPITALS[0], f"predict {model.relative_to(root / HOSPITALS[0])} --data new-patients.csv", lines=20)
 
-    title("A fifth hospital comes later: the coordinator sends it the run directory, which has no patient")
-    shutil.copytree(coordinator / "runs" / "heart", root / LATER / "heart")
-    adapt = "adapt heart --data patients.csv --label-column diagnosis --epochs 5 --to models"
+    title("A fifth hospital comes later: the coordinator sends it what every site was sent, and nothing of theirs")
+    show(coordinator, f"deploy share runs/heart --to heart-for-{LATER}")
+    shutil.copytree(coordinator / f"heart-for-{LATER}", root / LATER / f"heart-for-{LATER}")
+    adapt = f"adapt heart-for-{LATER} --data patients.csv --label-column diagnosis --epochs 5 --to models"
     show(root / LATER, adapt)
     model = next((root / LATER / "models").glob("*.safetensors"))
     show(root / LATER, f"predict {model.relative_to(root / LATER)} --data new-patients.csv", lines=20)

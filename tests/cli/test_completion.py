@@ -50,7 +50,7 @@ def test_commands() -> None:
     found = offered("")
     assert {*COMMANDS, "deploy", "site"} <= set(found)
     assert offered("re") == ["resume", "report", "reproduce"]
-    assert offered("deploy", "") == ["plan", "approve", "run", "status", "doctor"]
+    assert offered("deploy", "") == ["plan", "approve", "renew", "revoke", "run", "status", "share", "doctor"]
 
 
 def test_options_are_those_of_the_command() -> None:
