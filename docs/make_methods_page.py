@@ -72,6 +72,7 @@ TRIED: dict[str, dict[str, Any]] = {  # settings that a method may refuse, by co
     "robust rules": {"aggregation": "median"},
     "privacy of clients": {"privacy": "client, noise=1"},
     "privacy of samples": {"privacy": "sample, noise=1", "batch": 10},
+    "secure aggregation": {"secure": True, "engine": "sites-in-memory"},
     "fine-tuning": {"evaluation": {"fine_tune": 1}},
 }
 DEFENCES = f"""
@@ -79,10 +80,10 @@ DEFENCES = f"""
 
 Each cell was tried: a run with these settings is prepared, or refused in one sentence. [Robust rules](robust.md) are
 `--aggregation median` and its kin, [privacy](privacy.md) is differential privacy of whole clients or [of single
-samples](privacy-samples.md). A method that cannot be fine-tuned predicts by more than one network's weights: it has no
-model file, and does not run at real sites. **Stacked** is the share of a method's gradients that clients compute
-[together](accelerators.md) with `--stack`, counted in a run. **New clients** is what a client predicts with that never
-took part.
+samples](privacy-samples.md); with [secure aggregation](secure-aggregation.md) the server learns sums alone. A method that
+cannot be fine-tuned predicts by more than one network's weights: it has no model file, and does not run at real sites.
+**Stacked** is the share of the gradients of a method's training that clients compute [together](accelerators.md) with
+`--stack`, counted in a run. **New clients** is what a client predicts with that never took part.
 
 | method | {" | ".join(TRIED)} | stacked | new clients |
 | --- | {" | ".join(["---"] * len(TRIED))} | --: | --- |
@@ -157,7 +158,8 @@ def stacked(name: str) -> str:
         return answers
 
     with patch.object(Stack, "_together", counted):
-        result = ft.run(name, **SETTINGS, stack=3, parameters=PARAMETERS.get(name, {}))
+        settings = {**SETTINGS, "stack": 3, "evaluation": {"every": 0}}  # records count no gradients of evaluations
+        result = ft.run(name, **settings, parameters=PARAMETERS.get(name, {}))
     total = sum(record.differentiated for record in result.rounds)
     return f"{shared / total:.0%}" if total else "–"
 

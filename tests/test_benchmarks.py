@@ -88,7 +88,9 @@ def test_costs(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_samples_are_counted(method: str, settings: dict[str, object], forward: int, backward: int, head: int) -> None:
-    run = costs.started(method, "mlp:3", costs.images(2, 40), batch=2, parameters=settings)  # passes of few are filled up
+    run = costs.started(
+        method, "mlp:3", costs.images(2, 40), batch=2, parameters=settings
+    )  # passes of few are filled up
     costs.next_round(run)
     assert costs.samples_seen(run) == (80 * forward, 80 * backward, 80 * head)
 
@@ -105,8 +107,8 @@ def test_a_server_without_clients(method: str, on_disk: bool, tmp_path: Path) ->
 
 def test_memory_of_uploads_that_are_held() -> None:
     """FedACS's server sees every client's own model; FedAvg's sees their mean alone."""
-    case = memory.Case(participants=20, clients=20, model="mlp:100", rounds=1)
-    mean, each = memory.measured(case), memory.measured(replace(case, method="fedacs"))
+    case = memory.Case(participants=40, clients=40, model="mlp:100", rounds=1)
+    few, mean, each = (memory.measured(replace(case, **of)) for of in ({"participants": 10}, {}, {"method": "fedacs"}))
     assert mean.upload == each.upload == pytest.approx(4 * (3073 * 100 + 101 * 10) / 2**20)
-    assert each.growth >= 20 * each.upload
-    assert mean.growth <= 8 * mean.upload
+    assert each.growth >= 40 * each.upload
+    assert mean.growth <= few.growth + 5 * mean.upload  # where 30 more took part

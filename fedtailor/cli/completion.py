@@ -9,9 +9,9 @@ from typing import get_args
 
 PACKAGE = Path(__file__).parents[1]
 DATA = (
-    "digits", "synthetic", "mnist", "fashion-mnist", "emnist", "cifar-10", "cifar-100", "pathmnist", "dermamnist",
-    "octmnist", "pneumoniamnist", "chestmnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
-    "organamnist", "organcmnist", "organsmnist", "omniglot",
+    "digits", "synthetic", "digit-4", "mnist", "fashion-mnist", "emnist", "cifar-10", "cifar-100", "pathmnist",
+    "dermamnist", "octmnist", "pneumoniamnist", "chestmnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
+    "organamnist", "organcmnist", "organsmnist", "omniglot", "watch", "nlschools", "star", "insteval",
 )  # fmt: skip
 MODELS = ("mlp", "logistic", "cnn", "lenet", "pflego-cnn", "omniglot-cnn", "resnet", "gru", "cnn1d", "transformer")
 PARTITIONS = (

@@ -88,7 +88,7 @@ def leave(
 
     Its models, its log and the ledger of private trainings stay. Ask the coordinator to revoke the certificate too.
     """
-    from fedtailor.sites.departure import leave as depart
+    from fedtailor.sites.kits.departure import leave as depart
     from fedtailor.sites.ledger import account_of, answered_so_far, spent_so_far
     from fedtailor.sites.site_file import read_site
 
