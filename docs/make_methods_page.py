@@ -80,8 +80,9 @@ DEFENCES = f"""
 
 Each cell was tried: a run with these settings is prepared, or refused in one sentence. [Robust rules](robust.md) are
 `--aggregation median` and its kin, [privacy](privacy.md) is differential privacy of whole clients or [of single
-samples](privacy-samples.md); with [secure aggregation](secure-aggregation.md) the server learns sums alone. A method that
-cannot be fine-tuned predicts by more than one network's weights: it has no model file, and does not run at real sites.
+samples](privacy-samples.md); with [secure aggregation](secure-aggregation.md) the server learns sums alone. A method
+that cannot be fine-tuned predicts by more than one network's weights: it has no model file, and does not run at real
+sites.
 **Stacked** is the share of the gradients of a method's training that clients compute [together](accelerators.md) with
 `--stack`, counted in a run. **New clients** is what a client predicts with that never took part.
 
