@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -143,3 +144,9 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     for name in one:
         assert torch.equal(one[name], other[name]), name
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    """Compare two files of tensors, to the bit."""
+    mine, theirs = load_file(one), load_file(other)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

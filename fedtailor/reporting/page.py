@@ -89,7 +89,7 @@ def prepare(runs: Runs, columns: Sequence[str] | None = None) -> Report:
 def _pictures(summary: Summary) -> str:
     """One image of each client where features shift, and each client's shift."""
     result = summary.lines[0].results[0]
-    if not (shifts := result.partition.get("shifts")):
+    if not (shifts := result.partition["shifts"]):
         return ""
     columns = [column["name"] for column in (result.partition["preprocessing"] or {"columns": ()})["columns"]]
     rows = "".join(

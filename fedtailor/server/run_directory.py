@@ -414,7 +414,8 @@ def describe(data: FederatedData, hostile: Sequence[int] = ()) -> Plain:
         "joined": [asdict(join) for join in data.joined],
         "hostile": list(hostile),
         "preprocessing": data.preprocessing and data.preprocessing.model_dump(mode="json"),
-        **({"shifts": list(data.shifts), "picture": _picture(data)} if data.shifts else {}),
+        "shifts": list(data.shifts),
+        "picture": _picture(data) if data.shifts else "",
     }
 
 

@@ -49,7 +49,7 @@ def training_cost(prepared: Prepared, n_samples: int) -> Cost:
         queries = prepared.private_queries(n_samples)
         return {Release("sample", privacy.noise, share): count for share, count in queries.items()}
     shares = max(prepared.terms.per_round, 1.0) if privacy.by == "clients" else 1.0
-    return {Release("client", privacy.noise * (prepared.terms.seen_together / shares) ** 0.5): 1}
+    return {Release("client", privacy.noise / (shares / prepared.terms.seen_together) ** 0.5): 1}
 
 
 class _Line(BaseModel):

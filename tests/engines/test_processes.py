@@ -7,6 +7,7 @@ import sys
 import time
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,4 +279,5 @@ def test_a_worker_ends_in_silence_when_its_parent_is_gone(how: str) -> None:
     if how == "closed unread":
         its_own.send("an answer")
     parents.close()
-    in_a_process(lambda: _work(None, its_own, None, None, [], os.getppid()))  # type: ignore[arg-type]
+    sites = SimpleNamespace(work=None)
+    in_a_process(lambda: _work(sites, its_own, None, None, [], os.getppid(), None))  # type: ignore[arg-type]

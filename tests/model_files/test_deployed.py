@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.engines.channel import InMemory
@@ -14,6 +12,7 @@ from fedtailor.model_files.adaptation import adapt
 from fedtailor.model_files.format import read_model
 from fedtailor.sites.coordinator import Coordinator
 from tests.cli.calling import Call, done, refusal
+from tests.helpers import same_tensors
 from tests.sites.parts import NAMES, Federation, table
 
 DIFFERENT = {"measured", "data", "experiment"}  # a simulation has one data set of all
@@ -22,11 +21,6 @@ DIFFERENT = {"measured", "data", "experiment"}  # a simulation has one data set 
 def described(file: Path, *without: str) -> dict[str, Any]:
     about = json.loads(file.with_suffix(".json").read_text())
     return {name: value for name, value in about.items() if name not in {*DIFFERENT, *without}}
-
-
-def same_tensors(one: Path, other: Path) -> bool:
-    mine, theirs = load_file(one), load_file(other)
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.fixture(scope="module")

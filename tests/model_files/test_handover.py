@@ -8,7 +8,7 @@ import pytest
 
 from fedtailor.data.agreement import read_agreement
 from tests.cli.calling import Call, done, refusal
-from tests.model_files.test_deployed import same_tensors
+from tests.helpers import same_tensors
 from tests.sites.parts import NAMES, Federation, heard, table
 
 

@@ -127,3 +127,12 @@ class Attacked(Deployed):
         folder = self.root / "jobs" / name
         write_job(folder, name, list(self.data))
         return folder
+
+
+def handshake(federation: Attacked, name: str, kit: Path | None, root: Path) -> int:
+    """Open a TLS connection to the server and close it; return openssl's exit code."""
+    words = ["openssl", "s_client", "-connect", "localhost:8002", "-CAfile", str(root), "-alpn", "h2"]
+    words += ["-tls1_2", "-verify_return_error", "-quiet", "-no_ign_eof"]
+    if kit:
+        words += ["-cert", str(kit / "startup" / "client.crt"), "-key", str(kit / "startup" / "client.key")]
+    return federation._network.start(*words, log=federation.root / f"{name}.log").wait(30)

@@ -150,3 +150,13 @@ def close_metrics(one: RunResult, other: RunResult, tolerance: float = 1e-6) -> 
         (getattr(a, name), getattr(b, name)) for a, b in zip(one.rounds, other.rounds, strict=True) for name in names
     ]
     return all((a is None) == (b is None) and (a is None or abs(a - b) <= tolerance) for a, b in pairs)
+
+
+def samples(features: int, clients: int = 4) -> list[tuple[Any, Any]]:
+    """Clients of different sizes, whose samples begin anywhere in one tensor if nobody takes care."""
+    rng = np.random.default_rng(features)
+    found = []
+    for client in range(clients):
+        x = rng.normal(size=(23 + 10 * client, features)).astype(np.float32) + client / 4
+        found.append((x, (x[:, 0] + x[:, 1] > client / 3).astype(np.int64) + (x[:, 2] > 1)))
+    return found

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,11 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the extra nvflare is not installed")
 
-from cryptography import x509
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-
 from fedtailor._common.errors import FedtailorError
 from fedtailor.sites.kits import Finding, doctor, make_kits
-from fedtailor.sites.kits.certificates import read_certificate
 from fedtailor.sites.kits.project import project
 from fedtailor.sites.kits.tools import nvflare
-from tests.sites.kits import plan
+from tests.sites.kits import certificate_until, plan
 
 SITE_DEFAULTS = {"byoc", "shell", "prying", "classes", "logs", "guard"}
 SERVER_DEFAULTS = {"byoc", "shell", "classes", "jobs", "snapshots", "receiver", "heartbeat", "roster"}
@@ -186,17 +180,6 @@ def test_permissions(kits: Path) -> None:
     for finding in found:
         follow(finding)
     assert doctor(kits) == doctor(site) == []
-
-
-def certificate_until(kits: Path, kit: Path, days: float) -> None:
-    """Give a kit a certificate that ends in some days, signed by the same root."""
-    root = read_certificate(kit / "startup" / "rootCA.pem")
-    key = load_pem_private_key(json.loads((kits / "ca" / "cert.json").read_text())["root_pri_key"].encode(), None)
-    own, end = read_certificate(kit / "startup" / "client.crt"), datetime.now(UTC) + timedelta(days=days)
-    made = x509.CertificateBuilder(
-        root.subject, own.subject, own.public_key(), own.serial_number, end - timedelta(days=90), end
-    ).sign(key, SHA256())  # type: ignore[arg-type]
-    (kit / "startup" / "client.crt").write_bytes(made.public_bytes(Encoding.PEM))
 
 
 @pytest.mark.parametrize(("days", "expected"), [(-1, ["expired"]), (29, ["ends"]), (31, []), (100, ["expired"])])

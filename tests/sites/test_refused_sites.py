@@ -13,10 +13,9 @@ if find_spec("nvflare") is None:
 
 from fedtailor._common.version import __version__
 from fedtailor.sites.kits import revoke
-from tests.sites.attacking import Attacked
+from tests.sites.attacking import Attacked, handshake
 from tests.sites.loopback import Deployed, impossible, wait_for
 from tests.sites.parts import tables
-from tests.sites.test_security import handshake
 
 pytestmark = [pytest.mark.sites, pytest.mark.skipif(bool(impossible()), reason=impossible() or "possible")]
 REVOKED = "the certificate of south is revoked"

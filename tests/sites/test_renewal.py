@@ -19,8 +19,7 @@ from fedtailor.sites.kits.revocations import REVOKED, is_revoked, issued, read_r
 from fedtailor.sites.nvflare.launch import check_kit
 from tests.cli.calling import Call, call, done, refusal
 from tests.cli.calling import contents as all_files
-from tests.sites.kits import write_plan
-from tests.sites.test_doctor import certificate_until
+from tests.sites.kits import certificate_until, write_plan
 
 __all__ = ["call"]
 

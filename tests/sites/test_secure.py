@@ -26,9 +26,8 @@ from fedtailor.privacy.secret_shares import BYTES, recovered
 from fedtailor.server.aggregation import Aggregator
 from fedtailor.server.aggregation.secure import SecureAggregator
 from fedtailor.sites.identity import Certified, Opened
-from tests.sites.parts import Federation, Recorded, heard, same_server
+from tests.sites.parts import Federation, Recorded, heard, same_server, samples
 from tests.sites.secure_sums import certificate, on_the_way, watched, write_kit
-from tests.sites.test_sites_in_memory import samples
 
 WITH_MEANS = [name for name, method in all_methods().items() if method.means]
 SINGLY = {n for n, m in all_methods().items() if any(isinstance(h, Each) and not h.record for h in m.uploads.values())}

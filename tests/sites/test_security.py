@@ -14,7 +14,7 @@ if find_spec("nvflare") is None:
 
 from nvflare.lighter.utils import generate_keys
 
-from tests.sites.attacking import Attacked
+from tests.sites.attacking import Attacked, handshake
 from tests.sites.loopback import impossible, wait_for
 
 pytestmark = [pytest.mark.sites, pytest.mark.skipif(bool(impossible()), reason=impossible() or "possible")]
@@ -58,15 +58,6 @@ def _everything(content: dict[str, Any]) -> None:
 
 def said(answer: Any) -> str:
     return json.dumps(answer)
-
-
-def handshake(federation: Attacked, name: str, kit: Path | None, root: Path) -> int:
-    """Open a TLS connection to the server and close it; return openssl's exit code."""
-    words = ["openssl", "s_client", "-connect", "localhost:8002", "-CAfile", str(root), "-alpn", "h2"]
-    words += ["-tls1_2", "-verify_return_error", "-quiet", "-no_ign_eof"]
-    if kit:
-        words += ["-cert", str(kit / "startup" / "client.crt"), "-key", str(kit / "startup" / "client.key")]
-    return federation._network.start(*words, log=federation.root / f"{name}.log").wait(30)
 
 
 def test_a_certificate_of_another_root(federation: Attacked) -> None:

@@ -4,23 +4,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import fedtailor as ft
 from fedtailor.methods import CATALOGUE
-from tests.sites.parts import close_metrics, same_server
-
-
-def samples(features: int, clients: int = 4) -> list[tuple[Any, Any]]:
-    """Clients of different sizes, whose samples begin anywhere in one tensor if nobody takes care."""
-    rng = np.random.default_rng(features)
-    found = []
-    for client in range(clients):
-        x = rng.normal(size=(23 + 10 * client, features)).astype(np.float32) + client / 4
-        found.append((x, (x[:, 0] + x[:, 1] > client / 3).astype(np.int64) + (x[:, 2] > 1)))
-    return found
+from tests.sites.parts import close_metrics, same_server, samples
 
 
 def same_sites(one: ft.RunResult, other: ft.RunResult) -> bool:
