@@ -289,8 +289,8 @@ class Experiment(_Strict):
     )
     secure: bool = Field(
         False,
-        description="secure aggregation: uploads leave masked, and the server learns their sum alone (between sites, "
-        "real ones or --engine sites-in-memory)",
+        description="secure aggregation: uploads leave masked, and the server learns their sum alone (at real sites, "
+        "or between sites in memory)",
     )
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"] = Field(
         "sgd",

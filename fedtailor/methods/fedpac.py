@@ -87,7 +87,7 @@ class FedPAC(Method):
     def receive(self, server: Server, total: Total) -> None:
         seen, heads, here = total.weight("prototypes") > 0, total.rows("head"), total.index.cpu()
         h, v = (total.rows(name).cpu().double() for name in ("h", "v"))
-        h, alpha = h.flatten(1), server.state["alpha"].clone()
+        h, v, alpha = h.flatten(1), v.clamp(min=0), server.state["alpha"].clone()  # a hostile client's v may be less
         found = torch.stack([minimum_in_simplex((h_i - h) @ (h_i - h).T + v.diag()) for h_i in h])
         for client, head in zip(total.clients, found.to(heads) @ heads, strict=True):
             server.keep(client, {"head": head})
@@ -114,12 +114,15 @@ def minimum_in_simplex(P: Tensor) -> Tensor:
     """Find argmin αᵀPα over α ≥ 0, Σ α = 1, for a positive semidefinite P.
 
     α is u / Σ u with u = argmin ½ uᵀPu − Σ u over u ≥ 0: both have the same conditions. The entries that are 0 are
-    found by principal pivoting: those that break a condition change sides, in the end one by one (Murty 1974).
+    found by principal pivoting: those that break a condition change sides, in the end one by one (Murty 1974). Rounding
+    may keep that from ending: then the last u counts.
     """
     eye = torch.eye(len(P), dtype=P.dtype, device=P.device)
     P = P / P.diagonal().max().clamp(min=1e-30) + 1e-12 * eye  # of some that are alike, all have the same
     u, free, turns = torch.zeros_like(P[0]), torch.zeros_like(P[0], dtype=torch.bool), 0
     while (wrong := torch.where(free, u < -1e-12 * u.sum(), P @ u < 1 - 1e-9 * (1 + u.sum()))).any():
+        if turns > 1000 * len(P):
+            break
         if turns > len(P):  # all at once might go on for ever
             wrong[: int(wrong.nonzero()[-1])] = False
         u, free, turns = torch.zeros_like(u), free ^ wrong, turns + 1

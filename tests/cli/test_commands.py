@@ -321,7 +321,7 @@ class TestCatalogues:
         rows = json.loads(done(call("methods", "--json")))
         assert all(row.keys() == {"name", "summary", "parameters", "uploads", "paper", "tuned"} for row in rows)
         by_name = {row["name"]: row for row in rows}
-        assert len(rows) == len(by_name) == 46
+        assert len(rows) == len(by_name) == 48
         assert by_name["pgfedmo"]["parameters"]["beta"]["default"] == 0.5
         assert by_name["ditto"]["parameters"]["lam"]["default"] == Ditto().lam
         assert by_name["ditto"]["parameters"]["lam"]["description"]

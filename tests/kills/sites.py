@@ -4,6 +4,7 @@ Whoever is killed is started anew while the others go on, as at real sites. The 
 nothing stopped, and a site's ledger has every training that began.
 """
 
+import json
 import os
 import random
 import secrets
@@ -21,7 +22,7 @@ from fedtailor._common.files import checksum
 from fedtailor.client.sites import Sites
 from fedtailor.messages import Train
 from fedtailor.server.checkpoint import read_manifest
-from fedtailor.sites.coordinator import Coordinator
+from fedtailor.sites.coordinator import STATUS, Coordinator
 from fedtailor.sites.ledger import Ledger
 from fedtailor.sites.local_site import LocalSite
 from fedtailor.sites.plan import read_plan
@@ -141,6 +142,8 @@ def outcome(folder: Path) -> Mapping[str, object]:
     manifest = read_manifest(folder / SERVER / "run" / "checkpoint")
     assert manifest is not None
     found = kept(folder / SERVER)
+    status = json.loads((folder / SERVER / "run" / STATUS).read_bytes())
+    found[f"run/{STATUS}"] = {part: status[part] for part in ("phase", "round", "sites")}  # all else tells of kills
     for number, name in enumerate(NAMES):
         state = f"client-{number}-round-{manifest.clients.get(number)}.safetensors"
         for path, content in files(folder / name).items():
