@@ -192,9 +192,8 @@ def test_targets_without_common_classes_are_refused() -> None:
         ft.run("fedpac", data=own_label_clients(), **OWN)
 
 
-def test_weights_are_found_even_if_no_minimum_is() -> None:
-    alpha = minimum_in_simplex(
-        torch.tensor([[-1.0, 0.2, 0.1], [0.2, 0.5, -3.0], [0.1, -3.0, -0.4]], dtype=torch.float64)
-    )
+def test_the_search_ends_where_nothing_is_found() -> None:
+    """A matrix that is not positive semidefinite, for which the conditions cannot be met."""
+    alpha = minimum_in_simplex(torch.tensor([[3.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, -2.0]], dtype=torch.float64))
     assert alpha.min() >= 0
     assert float(alpha.sum()) == pytest.approx(1)
