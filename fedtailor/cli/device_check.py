@@ -1,4 +1,4 @@
-"""What `fedtailor doctor --device` measures: a round on a device beside the same round on the CPU."""
+"""A round on a device beside the same round on the CPU, for `fedtailor doctor --device`."""
 
 import time
 from contextlib import closing

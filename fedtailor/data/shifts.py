@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Context:
-    """What a shift may know beside its values."""
+    """Facts that a shift may need beside its values."""
 
     unit: Tensor  # of each channel or column, what counts as 1: the range of an image's pixels, else its deviation
     missing: float  # stands for a value that is not there

@@ -67,7 +67,7 @@ def _silent(hello: Hello) -> Hello:
 
 
 def last_broadcast(simulation: Simulation) -> Message:
-    """What every client may have after the last round."""
+    """Return the broadcast that every client may have after the last round."""
     path = simulation.directory and simulation.directory.path / FILE
     if path and path.is_file():
         return unframe(read_bytes(path), str(path), sender="server", round=simulation.finished)

@@ -44,13 +44,13 @@ Answer = Any  # a call's result; an exception of the client's own; None: it is l
 
 @dataclass(eq=False)
 class Call:
-    """What a client asks its network for."""
+    """A question of a client to its network."""
 
     network: Network
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What calls have in common that are done together."""
+        """Whatever calls share that are done together."""
         return (type(self),)
 
 
