@@ -148,7 +148,6 @@ def test_every_cell_has_a_record_and_every_record_a_cell() -> None:
 YOUNGEST = {"fedcp", "gpfl"}
 GRAPHS = {"pfedsim", "pfedgraph", "fedcac"}
 NOT_RUN = {
-    "flights": YOUNGEST,
     "fashion-classes": YOUNGEST | GRAPHS,
     "fashion-dirichlet": YOUNGEST | GRAPHS | {"pfedfda", "fedala", "feddbe", "knn-per", "cfl", "fedem"},
 }
