@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtailor.cli.diagnosis import BATCH, CLIENTS, Facts, federation
-from fedtailor.engines.preparation import find_devices
+from fedtailor.engines.devices import find_devices
 from fedtailor.training.isolation import isolated
 
 NETWORKS = ("mlp", "lenet", "resnet")  # dense layers, convolutions, and BatchNorm by `torch.func`

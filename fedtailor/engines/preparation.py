@@ -3,7 +3,6 @@ here, before the first file is written.
 """
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from fedtailor.data.frames import is_frames
 from fedtailor.data.preprocessing import Preprocessing
 from fedtailor.data.sources import names_code
 from fedtailor.data.table import Purpose, TableSettings, from_frame
+from fedtailor.engines.devices import check_several_devices, find_devices
 from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.hostile import hostile_clients
 from fedtailor.engines.own_metrics import deciding_metric, more_metrics, try_out_metrics
@@ -426,71 +426,6 @@ def _returned(function: Callable[[], Any], name: str) -> Any:
         return function()
     except Exception as error:  # whatever the user's code does
         raise FedtailorError(f"The data {name} cannot be made: {explained(error)}.") from error
-
-
-def find_devices(name: str) -> list[torch.device]:
-    """The device of this name, or several of one kind, as in cuda:0,1."""
-    first, *others = name.split(",")
-    if not others:
-        return [find_device(name)]
-    kind = first.partition(":")[0]
-    found = []
-    for one in (first, *(f"{kind}:{other}" if other.strip().isdecimal() else other.strip() for other in others)):
-        try:
-            found.append(torch.device(one))
-        except RuntimeError:
-            raise FedtailorError(
-                f"The devices {name!r} are not understood: write cuda:0,1 for the first two."
-            ) from None
-    if {device.type for device in found} != {kind} or kind not in ("cpu", "cuda"):
-        raise FedtailorError(f"The devices {name} must be of one kind, cuda, as in cuda:0,1.")
-    # Counted without CUDA: a process that has used it cannot fork workers.
-    there = torch.cuda.device_count() if kind == "cuda" else len(found)
-    for device in found:
-        if (device.index or 0) >= there or (kind == "cuda" and device.index is None):
-            devices = ", ".join(f"cuda:{number}" for number in range(there)) or "none"
-            raise FedtailorError(f"The device {device} is not available here (there are: {devices}).")
-    if kind == "cuda" and len(set(found)) < len(found):
-        raise FedtailorError(f"The devices {name} must differ.")
-    return found
-
-
-def check_several_devices(experiment: Experiment, site: bool) -> None:
-    """Refuse what does not go with a worker process for each of several devices."""
-    if site:
-        raise FedtailorError(f"A site has one device, and not several ({experiment.device}).")
-    if experiment.engine not in ("auto", "processes") or experiment.debug or sys.platform != "linux":
-        raise FedtailorError(
-            "Several devices need worker processes (Linux, no other --engine, no --debug): give one --device."
-        )
-    if experiment.workers is not None:
-        raise FedtailorError("Each of several devices has one worker: leave --workers out.")
-
-
-def find_device(name: str) -> torch.device:
-    """The device of this name; `auto` is the best there is."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
-    kind = name.partition(":")[0]
-    if kind not in there:
-        raise unknown("device", name, [*there, "auto"])
-    if not there[kind]:
-        raise FedtailorError(f"The device {name} is not available here: use cpu, or auto for the best there is.")
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise FedtailorError(
-            f"The device {name!r} is not understood: write {kind}, or {kind}:0 for the first."
-        ) from None
-
-
-def device_here(name: str) -> str:
-    """Name the device on which a run is looked at: its own if it has one that is here, or else the CPU."""
-    try:
-        return name if len(find_devices(name)) == 1 else "cpu"
-    except FedtailorError:
-        return "cpu"
 
 
 def find_loss(name: str, data: FederatedData) -> Loss:

@@ -14,8 +14,9 @@ from fedtailor.client.answers import Answering
 from fedtailor.client.sites import Sites, declarations
 from fedtailor.data.agreement import read_agreement
 from fedtailor.engines.channel import InMemory
+from fedtailor.engines.devices import device_here, find_devices
 from fedtailor.engines.hostile import TARGET, Tampering, find_trigger, poisoned
-from fedtailor.engines.preparation import Objects, Prepared, device_here, find_devices, prepare
+from fedtailor.engines.preparation import Objects, Prepared, prepare
 from fedtailor.engines.remote import Remote
 from fedtailor.engines.transports import make_transport
 from fedtailor.experiment import Experiment

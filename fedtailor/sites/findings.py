@@ -17,8 +17,8 @@ from fedtailor.data.agreement import numbered
 from fedtailor.data.columns import parse_columns
 from fedtailor.data.sources import table_path
 from fedtailor.data.table import CLIENT, LABELS, column_names
+from fedtailor.engines.devices import find_device
 from fedtailor.engines.own_code import named_code
-from fedtailor.engines.preparation import find_device
 from fedtailor.sites.declaration import read_data
 from fedtailor.sites.plan import Plan
 from fedtailor.sites.site_file import SiteFile

@@ -11,7 +11,7 @@ import torch
 
 import fedtailor as ft
 from fedtailor.client.sites import Sites
-from fedtailor.engines.preparation import find_devices
+from fedtailor.engines.devices import find_devices
 from fedtailor.engines.processes import Processes, _at_device
 from fedtailor.messages import Train, packed, unpacked
 from tests.client.parts import make_sites
