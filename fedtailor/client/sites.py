@@ -81,8 +81,9 @@ class Site:
     def __post_init__(self) -> None:
         self.n_outputs = self.data.n_classes if self.terms.method.personal_head else None
 
-    def client(self, round: int, state: State) -> Client:
-        """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
+    def client(self, round: int, state: State, share: float = 1.0) -> Client:
+        """The client as a method sees it, for a share of its steps. In round 0, for fine-tuning, its learning rate is
+        the experiment's own."""
         terms, loss, n = self.terms, self.terms.training_loss, self.n_outputs
         factor = 1.0 if terms.schedule == "constant" else factor_at(terms.schedule, terms.rounds, round)
         return Client(
@@ -95,7 +96,7 @@ class Site:
             terms.network,
             terms.initial.detach(),  # one that nobody else has, of the same memory
             loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets),
-            replace(terms.optimizer, factor=factor),
+            replace(terms.optimizer, factor=factor, share=share),
             terms.keep_momentum,
             terms.participation,
             terms.augmentation,
@@ -115,7 +116,7 @@ class Site:
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do what a request asks, and return the reply and the state after it."""
-        client = self.client(request.round, state)
+        client = self.client(request.round, state, request.share if isinstance(request, Train) else 1.0)
         match request:
             case Train():
                 reply = self._train(client, request)

@@ -42,6 +42,7 @@ from fedtailor.server.aggregation.robust import check_aggregation
 from fedtailor.server.aggregation.secure import check_secure
 from fedtailor.server.aggregation.server_optimizer import check_server_optimizer
 from fedtailor.server.budget import Budget, settled, wanted_privacy
+from fedtailor.server.flight import check_uneven
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import CPU, held, sample_shape
@@ -224,6 +225,8 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     training = data.n_training
     if experiment.secure and not site:
         check_secure(experiment, method, training)
+    if not site:
+        check_uneven(experiment, method, training, data.elsewhere is not None)
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
     loss = objects.loss or find_loss(experiment.loss, data)

@@ -74,6 +74,8 @@ class Settings(TypedDict, total=False):
     epsilon: float | Literal["inf"] | None
     aggregation: str
     secure: bool
+    system: str | Mapping[str, Any] | Path | None
+    late: str | Mapping[str, Any] | None
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"]
     server_lr: float | None
     attack: str | Mapping[str, Any] | None

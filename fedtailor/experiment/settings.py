@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.attack import Attack
+from fedtailor.experiment.late import Late
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
+from fedtailor.experiment.system import System, names_file
 from fedtailor.training.metrics import ACCURACY, AUTO, Metric, named_metrics
 from fedtailor.training.schedule import RateSchedule
 
@@ -292,6 +294,18 @@ class Experiment(_Strict):
         description="secure aggregation: uploads leave masked, and the server learns their sum alone (at real sites, "
         "or between sites in memory)",
     )
+    system: str | None = Field(
+        None,
+        description="uneven clients, in virtual seconds: speeds=lognormal:0.5:1000 (samples a second: spread and "
+        "median), bandwidth=1e6 (bytes a second), stragglers=0.1:10 (a tenth is ten times slower), "
+        "availability=0.5:3600 (there half of every hour), or a CSV file with a line for each client",
+    )
+    late: str | None = Field(
+        None,
+        description="whom a round waits for, where not for everybody: deadline=30 (virtual seconds; with partial, slow "
+        "clients take fewer steps), first=10 (the first ten replies), or buffer=5 (asynchronous: the server moves "
+        "after five replies, and whoever is late goes on; staleness=0.5 weighs old changes down)",
+    )
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"] = Field(
         "sgd",
         description="the server's optimiser: its steps along the clients' mean change (FedAvgM, FedAdagrad, FedYogi, "
@@ -435,6 +449,19 @@ class Experiment(_Strict):
     @classmethod
     def _aggregation(cls, value: Any) -> str:
         return str(Rule.parse(value))
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _system(cls, value: Any) -> str | None:
+        if value in (None, NONE):
+            return None
+        text = str(value) if isinstance(value, Path) else value
+        return text if isinstance(text, str) and names_file(text) else str(System.parse(text))
+
+    @field_validator("late", mode="before")
+    @classmethod
+    def _late(cls, value: Any) -> str | None:
+        return None if value in (None, NONE) else str(Late.parse(value))
 
     @field_validator("epsilon", mode="before")
     @classmethod

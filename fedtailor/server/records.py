@@ -19,6 +19,7 @@ from fedtailor.training.metrics import Metric
 
 Plain = dict[str, Any]  # as JSON has it
 MORE = ("more", "validation_more")
+UNEVEN = ("clock", "late", "stale")
 AnyRecord = TypeVar("AnyRecord", bound="Record")
 
 
@@ -116,6 +117,9 @@ class RoundRecord(Averages):
     bytes_up: Count
     differentiated: Count = 0  # samples of which the participants computed the gradient
     seconds: float
+    clock: float | None = None  # virtual seconds from the run's beginning to the end of this round
+    late: list[Count] = field(default_factory=list)  # whose work came to nothing: too late, or gone before it was done
+    stale: dict[Count, Count] = field(default_factory=dict)  # of the replies that counted: how many rounds old, if any
     epsilon: float | None = None  # spent up to this round, in a private run
     epsilon_rdp: float | None = None  # the same by RDP
     stop: str = ""  # why there is no round after this one
@@ -126,6 +130,13 @@ class RoundRecord(Averages):
         if b'"std"' not in line:  # an older version's, which has these of the accuracy alone
             record.std, record.worst_decile = record.accuracy_std, record.accuracy_worst_decile
         return record
+
+    def plain(self) -> Plain:
+        """All fields as JSON has them, without those of uneven clients where there are none."""
+        plain = super().plain()
+        left_out = {name for name in UNEVEN if not plain[name] and plain[name] != 0}
+        stale = {"stale": {str(client): age for client, age in self.stale.items()}}
+        return {name: value for name, value in {**plain, **stale}.items() if name not in left_out}
 
     @property
     def bytes(self) -> int:
