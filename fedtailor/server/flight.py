@@ -20,7 +20,7 @@ from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.system import Machines, System, names_file
 from fedtailor.messages import NEVER, Message, Reply, Size, State, Train, joined, message_bytes, parted, sizes
 from fedtailor.messages.transport import Transport
-from fedtailor.method import Each, Method, Server
+from fedtailor.method import BY_CLASS, Each, Method, Server, check_upload
 from fedtailor.server.checkpoint import Begun
 
 Draw = Callable[..., list[int]]  # of participants: among so many clients, by seed and round
@@ -120,6 +120,7 @@ class Flight:
     def gather(self, requests: Sequence[Train], sizes: Mapping[int, Size], transport: Transport) -> Gathered:
         """Have these clients train, and wait as long as the rule says. Nothing here changes: what is gathered is taken
         over by `close`."""
+        round = requests[0].round if requests else 0
         new = [Work(request, self.now, sizes[request.client]) for request in requests]
         if self.machines is None:
             return self._gather_as_they_come(new, transport)
@@ -133,6 +134,7 @@ class Flight:
             ended.append(ordered.pop(0))
             counted += ended[-1].counts
         now = max([self.now, *(work.end for work in ended)])
+        _keep_messages([work for work in ordered if work.request.round == round])
         lost = [work for work in ended if work.lost]
         return Gathered([work for work in ended if not work.lost], lost, ordered, now)
 
@@ -150,16 +152,25 @@ class Flight:
     def brought_forward(self, gathered: Gathered, method: Method, server: Server) -> dict[int, Message]:
         """Turn stale uploads into such of this round: what a client would be sent now, moved along its change, which
         counts less with every round that it is old. Return the message of each upload, by client; those of this round
-        stay as they are."""
-        messages = {work.client: work.request.message for work in gathered.ended}
-        for work in gathered.ended:
-            behind = server.round - work.request.round
-            if behind and work.reply is not None and not work.reply.error:
-                assert self.late is not None  # or all would be of this round
-                now, weight = method.send(server, work.client), (1 + behind) ** -self.late.staleness
-                changes = _weighed(method, work.reply.upload, messages[work.client], now, weight)
-                work.reply.upload, messages[work.client] = {**work.reply.upload, **changes}, now
-        return {client: messages[client] for client in sorted(messages)}
+        stay as they are. What is uploaded in another way by now comes too late."""
+        messages: dict[int, Message] = {}
+        for work in sorted(gathered.ended, key=lambda work: work.client):
+            messages[work.client] = then = work.request.message
+            behind, reply = server.round - work.request.round, work.reply
+            if not behind or reply is None or reply.error:
+                continue
+            assert self.late is not None  # or all would be of this round
+            messages[work.client] = now = method.send(server, work.client)
+            try:
+                check_upload(method, reply.upload, server, work.client)
+            except ValueError:
+                del messages[work.client]
+                gathered.ended.remove(work)
+                gathered.late.append(work)
+                continue
+            weight = (1 + behind) ** -self.late.staleness
+            reply.upload = {**reply.upload, **_weighed(method, reply.upload, then, now, weight)}
+        return messages
 
     def away(self, gathered: Gathered) -> list[int]:
         """The clients that cannot be asked now: at real sites, those at work. In a simulation all can."""
@@ -216,7 +227,7 @@ class Flight:
         """Wait for the replies of real sites: so many as the rule says, in the order in which they come."""
         assert self.late is not None
         assert self.late.buffer is not None  # as was checked
-        works = {work.client: replace(work) for work in (*self.under_way, *new)}
+        works = {work.client: work for work in (*map(replace, self.under_way), *new)}
         if begun := [work for work in works.values() if not work.asked]:
             for work in begun:
                 work.asked = True
@@ -234,7 +245,9 @@ class Flight:
             work.reply = reply
             ended.append(work)
             counted += work.counts
-        return Gathered(ended, [], [work for work in works.values() if work.reply is None], self.now)
+        under_way = [work for work in works.values() if work.reply is None]
+        _keep_messages([work for work in under_way if work in new])
+        return Gathered(ended, [], under_way, self.now)
 
     def _listen(self, requests: Sequence[Train], transport: Transport) -> None:
         """Hand on the replies of sites as they come."""
@@ -271,17 +284,28 @@ class Flight:
             self.under_way.append(Work(request, one.time, size))
 
 
+def _keep_messages(works: Sequence[Work]) -> None:
+    """Copy what was sent to clients that are still at work, each tensor once: the server may change it in place."""
+    copies: dict[int, Tensor] = {}
+    for work in works:
+        message = work.request.message
+        copies |= {id(tensor): tensor.clone() for tensor in message.values() if id(tensor) not in copies}
+        kept = {name: copies[id(tensor)] for name, tensor in message.items()}
+        work.request = replace(work.request, message=kept)
+
+
 def _weighed(method: Method, upload: Message, then: Message, now: Message, weight: float) -> State:
-    """Compute means' uploads as they would be if this change had begun at what is sent now, and counted less."""
-    found = {}
+    """Compute means' uploads as they would be if this change had begun at what is sent now, and counted less. What
+    clients tell of their classes are no steps that could begin elsewhere: it is mixed with what is sent now."""
+    found, mixed = {}, BY_CLASS.items() <= method.refuses.items()
     for name in method.means:
-        x = upload.get(name)
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            continue  # it is refused, or a number of something
+        x = upload[name]
+        if not x.is_floating_point():
+            continue  # numbers of something
         start, base = method.sent(then, name, x), method.sent(now, name, x)
         known = [tensor for tensor in (start, base) if tensor is not None]
         # What was never sent is a change itself, as a gradient is.
-        found[name] = known[-1] + weight * (x - known[0]) if known else weight * x
+        found[name] = known[-1] + weight * (x - known[-1 if mixed else 0]) if known else weight * x
     return found
 
 
