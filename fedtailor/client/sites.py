@@ -326,6 +326,9 @@ class Sites:
             return {}
         if isinstance(request, Together):
             return joined({part.client: self.begin(part) for part in request.parts})
+        current = self.store.current.get(request.client, NEVER)
+        if request.version == current and not isinstance(request, Train):  # what is proposed meanwhile may still count
+            return self.store.get(request.client)
         return self.store.at(request.client, request.version)
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:

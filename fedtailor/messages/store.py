@@ -55,14 +55,14 @@ class Store:
         return self._memory[number] if not self.on_disk else self._load(number, self.current[number])
 
     def at(self, number: int, version: int) -> State:
-        """Read the state of one version, which becomes the current one. Refuse if the version is not here.
+        """Read the state of one version, which becomes the current one.
 
-        A later proposal never counted and is dropped, unless it may still count: it came from the current version.
+        A later proposal never counted and is dropped. Refuse if the version is not here.
         """
         proposed, _ = self._proposed.get(number, (NEVER, {}))
         if version == proposed != NEVER:
             self.accept([number])
-        elif proposed != NEVER and version != self.current.get(number, NEVER):
+        elif proposed != NEVER:
             self._drop(number)
         here = self.current.get(number, NEVER)
         if here != version and version == NEVER:

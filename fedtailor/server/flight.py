@@ -163,10 +163,11 @@ class Flight:
             messages[work.client] = now = method.send(server, work.client)
             try:
                 check_upload(method, reply.upload, server, work.client)
-            except ValueError:
-                del messages[work.client]
-                gathered.ended.remove(work)
-                gathered.late.append(work)
+            except ValueError:  # which makes a failure of it, unless the method has gone over to something else
+                if _shapes(then) != _shapes(now):
+                    del messages[work.client]
+                    gathered.ended.remove(work)
+                    gathered.late.append(work)
                 continue
             weight = (1 + behind) ** -self.late.staleness
             reply.upload = {**reply.upload, **_weighed(method, reply.upload, then, now, weight)}
@@ -292,6 +293,10 @@ def _keep_messages(works: Sequence[Work]) -> None:
         copies |= {id(tensor): tensor.clone() for tensor in message.values() if id(tensor) not in copies}
         kept = {name: copies[id(tensor)] for name, tensor in message.items()}
         work.request = replace(work.request, message=kept)
+
+
+def _shapes(message: Message) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in message.items()}
 
 
 def _weighed(method: Method, upload: Message, then: Message, now: Message, weight: float) -> State:
