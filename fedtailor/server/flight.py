@@ -173,9 +173,10 @@ class Flight:
             reply.upload = {**reply.upload, **_weighed(method, reply.upload, then, now, weight)}
         return messages
 
-    def away(self, gathered: Gathered) -> list[int]:
-        """The clients that cannot be asked now: at real sites, those at work. In a simulation all can."""
-        return [work.client for work in gathered.under_way] if self.machines is None else []
+    def away(self, gathered: Gathered, clients: int) -> set[int]:
+        """The clients of so many that are not to be asked now: at real sites, where nobody waits for a slow one, all
+        but those that have just answered. In a simulation all can be asked."""
+        return {*range(clients)} - {work.client for work in gathered.ended} if self.machines is None else set()
 
     def close(self, gathered: Gathered) -> None:
         """Let a round's trainings count."""

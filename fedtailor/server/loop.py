@@ -185,7 +185,8 @@ class Loop:
         found = Evaluated({}, [], {})
         if self.evaluator.due(number, self.experiment.rounds):
             with self._phase("evaluation", "evaluation"):
-                away = self.flight.away(trained.gathered) if self.flight and trained.gathered else []
+                n_clients = self.server.n_clients
+                away = self.flight.away(trained.gathered, n_clients) if self.flight and trained.gathered else ()
                 found = self.evaluator.evaluate(self.server, self.versions, counted.values(), transport, away)
         self.failures.close_evaluation(number, found, replies, self.server)
         if number % self.experiment.observe_every == 0:
