@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 from typing import Self
 
 from torch import Tensor
 
 from fedtailor._common.errors import FedtailorError
+from fedtailor._common.files import write_atomically
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.late import Late
 from fedtailor.experiment.participation import Participation
@@ -24,6 +26,7 @@ from fedtailor.method import BY_CLASS, Each, Method, Server, check_upload
 from fedtailor.server.checkpoint import Begun
 
 Draw = Callable[..., list[int]]  # of participants: among so many clients, by seed and round
+MACHINES = "machines.csv"  # in a run's folder
 WAIT = 1.0  # seconds between looks at the sites' replies: Ctrl-C is seen as soon
 
 
@@ -75,10 +78,14 @@ class Flight:
     _arrived: "queue.SimpleQueue[Reply | BaseException]" = field(default_factory=queue.SimpleQueue)
 
     @classmethod
-    def of(cls, experiment: Experiment, names: list[str]) -> Self | None:
-        """Make the flight of an experiment with clients of these names; None where all are even and rounds wait."""
+    def of(cls, experiment: Experiment, names: list[str], folder: Path | None = None) -> Self | None:
+        """Make the flight of an experiment with clients of these names; None where all are even and rounds wait. A
+        file of machines is read from the run's folder, where it is kept once the run has begun."""
         late = Late.parse(experiment.late) if experiment.late else None
-        machines = Machines.of(experiment.system, names, experiment.seed) if experiment.system else None
+        system = experiment.system
+        if system and names_file(system) and folder is not None and (folder / MACHINES).exists():
+            system = str(folder / MACHINES)
+        machines = Machines.of(system, names, experiment.seed) if system else None
         even = late is None and machines is None
         return None if even else cls(late, machines, experiment.evaluation.model == "local")
 
@@ -313,6 +320,12 @@ def _weighed(method: Method, upload: Message, then: Message, now: Message, weigh
         # What was never sent is a change itself, as a gradient is.
         found[name] = known[-1] + weight * (x - known[-1 if mixed else 0]) if known else weight * x
     return found
+
+
+def keep_machines(system: str | None, folder: Path) -> None:
+    """Copy a file of machines into a run's folder: a run goes on with what it began with."""
+    if system and names_file(system) and not (folder / MACHINES).exists():
+        write_atomically(folder / MACHINES, Path(system).read_bytes())
 
 
 def check_uneven(experiment: Experiment, method: Method, clients: int, at_sites: bool) -> None:

@@ -26,7 +26,7 @@ from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, clients_record, early_stop
 from fedtailor.server.failures import Failures
-from fedtailor.server.flight import Flight, Gathered
+from fedtailor.server.flight import Flight, Gathered, keep_machines
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import ClientsRecord, RoundRecord, finite
 from fedtailor.server.run_directory import RunDirectory
@@ -78,10 +78,13 @@ class Loop:
         self._secure = experiment.secure and bool(self.method.means)
         self._without_records = self.budget is not None or experiment.secure
         self._takes_steps = chosen_optimizer(experiment, self.method) != PLAIN
-        self.flight = Flight.of(experiment, self.names[: self.server.n_clients])
+        folder = self.directory.path if self.directory else None
+        self.flight = Flight.of(experiment, self.names[: self.server.n_clients], folder)
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
+        if self.directory is not None:
+            keep_machines(self.experiment.system, self.directory.path)
         self.server.random = torch_stream(self.experiment.seed, "server", 0)
         with self._phase("", "start"):
             self.method.start(self.server)

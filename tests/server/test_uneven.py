@@ -286,6 +286,19 @@ def test_a_run_goes_on_with_more_rounds(machines: str, tmp_path: Path) -> None:
     assert numbers(resumed.rounds) == numbers(longer.rounds)
 
 
+def test_a_run_keeps_its_machines(machines: str, tmp_path: Path) -> None:
+    """A file that changes or goes away changes no run that has begun."""
+    data, _, _ = uneven_clients()
+    settings: dict[str, Any] = {"system": machines, "late": "first=3"}
+    run_quadratic("fedavg", data, SIZE, rounds=2, out=tmp_path / "run", **settings)
+    Path(machines).unlink()
+    objects: dict[str, Any] = {"data": data, "model": Quadratic(SIZE), "loss": mean_output}
+    assert clocks(ft.resume(tmp_path / "run", rounds=4, **objects)) == [4, 8, 12, 16]
+    with pytest.raises(ft.FedtailorError, match=r"machines\.csv cannot be read: No such file"):
+        run_quadratic("fedavg", data, SIZE, out=tmp_path / "other", **settings)
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.filterwarnings("ignore::fedtailor._common.errors.ClientFailure")
 @pytest.mark.parametrize("hostile", ["sign-flip", "wrong-shape", "nan"])
 def test_hostile_clients_in_asynchronous_rounds(hostile: str) -> None:
