@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 
 from fedtailor._common.files import Count
+from fedtailor._common.text import human_time
 from fedtailor.data.client_data import Join
 from fedtailor.messages import Measured, Metrics
 from fedtailor.training.metrics import Metric
@@ -206,6 +207,20 @@ def failures_in_words(runs: Sequence[Failures], clients: int) -> str:
     parts = [(always, "in every round that they took part in"), (fmean(map(len, runs)) - always, "in some rounds")]
     said = [f"{number:.3g} of {clients} clients failed {when}" for number, when in parts if number]
     return ", ".join(said) + (" (mean over seeds)" if said and len(runs) > 1 else "")
+
+
+def late_in_words(rounds: Sequence[RoundRecord]) -> str:
+    """Say how long the rounds took in virtual time, how much work came to nothing, and how old replies were; "" where
+    clients are even."""
+    said = []
+    if rounds and (clock := rounds[-1].clock) is not None:
+        said.append(f"{human_time(clock)} of virtual time")
+    if late := sum(len(record.late) for record in rounds):
+        of = sum(len(record.participants) for record in rounds)
+        said.append(f"{late} of {of} trainings came to nothing, too late or interrupted")
+    if ages := [age for record in rounds for age in record.stale.values()]:
+        said.append(f"{len(ages)} replies were old, by {fmean(ages):.1f} rounds on average and {max(ages)} at most")
+    return "; ".join(said)
 
 
 def joined_in_words(joined: Sequence[Join], most: int = 5) -> str:
