@@ -73,6 +73,7 @@ class Settings(TypedDict, total=False):
     privacy: str | Mapping[str, Any] | None
     epsilon: float | Literal["inf"] | None
     aggregation: str
+    fairness: str
     secure: bool
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"]
     server_lr: float | None

@@ -28,7 +28,7 @@ from fedtailor.studies.measures import (
 )
 from fedtailor.training.metrics import Metric
 
-CONDITIONS = ("privacy", "epsilon", "aggregation", "attack")  # that are not chosen by validation data
+CONDITIONS = ("privacy", "epsilon", "aggregation", "fairness", "attack")  # that are not chosen by validation data
 # What tells nothing about a line: it is the same for all, or does not change what is compared.
 _COMMON = {*EXECUTION_ONLY, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
 

@@ -682,5 +682,17 @@ FAULTS = [
     Fault("lines under attack are ranked beside those without one", "fedtailor/studies/summary.py",
           "ranked=known is not False and attack == ranked", "ranked=known is not False",
           "tests/studies/test_clients.py::test_lines_under_attack_are_no_competitors_of_those_without_one"),
+    Fault("sums are not made smaller for a larger factor of fairness", "fedtailor/server/aggregation/__init__.py",
+          "running.value *= earlier", "pass",
+          "tests/server/test_fairness.py::test_every_kind_of_mean_is_weighted_and_no_power_overflows"),
+    Fault("a client's own weights know no fairness", "fedtailor/server/aggregation/__init__.py",
+          "weights[name] * factor", "weights[name]",
+          "tests/server/test_fairness.py::test_every_kind_of_mean_is_weighted_and_no_power_overflows"),
+    Fault("the mixture of AFL leaves the simplex", "fedtailor/server/aggregation/fairness.py",
+          "= on_simplex(climbed)", "= climbed / climbed.sum()",
+          "tests/server/test_fairness.py::test_fedavg_is_the_slow_version"),
+    Fault("fairness weights by the loss after training", "fedtailor/client/sites.py",
+          "self._loss(request, before)", "self._loss(request, client.state)",
+          "tests/server/test_fairness.py::test_the_loss_is_that_of_the_model_that_the_client_had_before_it_trained"),
 ]
 # fmt: on
