@@ -116,6 +116,7 @@ class RoundRecord(Averages):
     bytes_up: Count
     differentiated: Count = 0  # samples of which the participants computed the gradient
     seconds: float
+    clock: float | None = None  # virtual seconds from the run's beginning to the end of this round
     epsilon: float | None = None  # spent up to this round, in a private run
     epsilon_rdp: float | None = None  # the same by RDP
     stop: str = ""  # why there is no round after this one
