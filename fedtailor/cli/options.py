@@ -37,7 +37,7 @@ GROUPS = {
     TABLE: TABLE_SETTINGS,
     "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
-    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "secure", "attack"),
+    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "fairness", "secure", "attack"),
     "Uneven clients": ("system", "late"),
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
@@ -60,7 +60,7 @@ VALUES = {
     "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
     "evaluate_clients": "N|all|participants|new",
     "evaluate_metrics": "NAME=MODULE:FUNCTION,…",
-    "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
+    "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "fairness": "RULE", "attack": "KIND", "device": "NAME",
     "stack": "N|auto", "system": "PARTS|FILE", "late": "RULE",
     "address": "HOST:PORT", "track": "NAME,…",
 }  # fmt: skip

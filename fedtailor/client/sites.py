@@ -19,6 +19,7 @@ from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.client.group import Group, parts_of
 from fedtailor.client.terms import Terms
 from fedtailor.data import ClientData, FederatedData
+from fedtailor.experiment.fairness import LOSS
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import (
     NEVER,
@@ -135,6 +136,7 @@ class Site:
 
     def _train(self, client: Client, request: Train) -> Reply:
         method, privacy, message = self.terms.method, self.terms.privacy, request.message
+        before = copied(client.state) if self.terms.fair else {}
         if privacy is not None:
             client.private = self.private(privacy, request.round)
         upload = dict(method.train(client, message))
@@ -145,7 +147,22 @@ class Site:
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
             reply.measured = [self.measure(self.predictor(client, {**message, **upload}))]
+        if self.terms.fair:
+            reply.upload[LOSS] = self._loss(request, before)
         return reply
+
+    def _loss(self, request: Train, state: State) -> Tensor:
+        """The training loss of the model that the client would have predicted with before it trained. It is computed
+        afterwards, on a copy of the state: so it moves no random stream of the training."""
+        terms, (x, y) = self.terms, self.data.train
+        trained = terms.network.differentiated
+        terms.network.reset(terms.initial)
+        seed_network(torch_seed(terms.seed, "fairness", request.round, self.number), terms.initial.device)
+        client = self.client(request.round, state)
+        scores = self.predictor(client, request.message)(x)
+        terms.network.differentiated += trained
+        with torch.no_grad():
+            return torch.tensor(float(client.loss_function(scores, y)), dtype=torch.float64)
 
     def _leaving(self, privacy: Privacy | None, client: Client, message: Message, upload: State) -> State:
         """Return the upload as it leaves: in a private or secure run without what is for the record alone; where the

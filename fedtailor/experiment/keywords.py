@@ -73,6 +73,7 @@ class Settings(TypedDict, total=False):
     privacy: str | Mapping[str, Any] | None
     epsilon: float | Literal["inf"] | None
     aggregation: str
+    fairness: str
     secure: bool
     system: str | Mapping[str, Any] | Path | None
     late: str | Mapping[str, Any] | None

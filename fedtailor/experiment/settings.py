@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.attack import Attack
+from fedtailor.experiment.fairness import Fairness
 from fedtailor.experiment.late import Late
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
@@ -289,6 +290,11 @@ class Experiment(_Strict):
         description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
         "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
+    fairness: str = Field(
+        "none",
+        description="weights of means that grow with the clients' losses: q:1.0 (by losses to this power, after "
+        "q-FFL), afl:0.1 (by a mixture that climbs along the losses with this step), or none",
+    )
     secure: bool = Field(
         False,
         description="secure aggregation: uploads leave masked, and the server learns their sum alone (at real sites, "
@@ -462,6 +468,11 @@ class Experiment(_Strict):
     @classmethod
     def _late(cls, value: Any) -> str | None:
         return None if value in (None, NONE) else str(Late.parse(value))
+
+    @field_validator("fairness", mode="before")
+    @classmethod
+    def _fairness(cls, value: Any) -> str:
+        return str(Fairness.parse(value))
 
     @field_validator("epsilon", mode="before")
     @classmethod

@@ -16,11 +16,13 @@ import torch
 from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.aggregation_rule import Rule
+from fedtailor.experiment.fairness import Fairness
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import NEVER, Message, Reply, Size, Train, check_tensors, sizes
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.server.aggregation import Aggregator, make_aggregator
+from fedtailor.server.aggregation.fairness import without_loss
 from fedtailor.server.aggregation.server_optimizer import PLAIN, chosen_optimizer, optimised
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
@@ -74,7 +76,7 @@ class Loop:
         self.title, stop = type(self.method).__name__, experiment.on_failure == "stop"
         self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
         self._participation = Participation.parse(experiment.participation)
-        self._rule = Rule.parse(experiment.aggregation)
+        self._rule, self._fairness = Rule.parse(experiment.aggregation), Fairness.parse(experiment.fairness)
         self._secure = experiment.secure and bool(self.method.means)
         self._without_records = self.budget is not None or experiment.secure
         self._takes_steps = chosen_optimizer(experiment, self.method) != PLAIN
@@ -299,7 +301,8 @@ class Loop:
         """Make the aggregator of a round whose uploads are changes of these messages."""
         privacy = self.budget.privacy if self.budget else None
         seed = None if self.secret else self.experiment.seed
-        return make_aggregator(self._rule, self.method, self.server, messages, privacy, seed, self._secure)
+        how = (privacy, seed, self._secure, self._fairness)
+        return make_aggregator(self._rule, self.method, self.server, messages, *how)
 
     def _undo(self) -> Callable[[], None]:
         """Remember the server's state; calling the result goes back to it. Where `send` changed it in place that
@@ -333,7 +336,8 @@ class Loop:
         if not reply.error:
             try:
                 if not self._secure:  # what is masked tells nothing
-                    check_upload(self.method, reply.upload, self.server, client, self._without_records)
+                    upload = without_loss(reply.upload) if self._fairness else reply.upload
+                    check_upload(self.method, upload, self.server, client, self._without_records)
                 received |= sizes("its upload", {client: reply.upload}, finite=True)
                 reply.bytes_up = received[client].bytes
             except (ValueError, TypeError) as error:
