@@ -14,6 +14,7 @@ from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.system import Machines, System
 from fedtailor.messages import Train
 from fedtailor.messages.letters import as_letter, as_request
+from fedtailor.method import Total
 from fedtailor.server.records import RoundRecord
 from tests.helpers import Quadratic, assert_same, files, final, mean_output, numbers, run_quadratic, uneven_clients
 
@@ -110,6 +111,7 @@ def test_the_first_replies_count(machines: str) -> None:
     assert [record.late for record in result.rounds] == [[3, 4]] * 3
     assert_same(final(result), final(of_clients([0, 1, 2])))
     assert [record.late for record in quadratic(system=machines, late="first=1").rounds] == [[1, 2, 3, 4]] * 3
+    assert [record.late for record in quadratic(system=machines, late="first=2").rounds] == [[1, 3, 4]] * 3
     both = quadratic(system=machines, late="first=4, deadline=3")
     assert [record.late for record in both.rounds] == [[1, 3, 4]] * 3
     assert clocks(both) == [3, 6, 9]
@@ -240,6 +242,36 @@ def test_buffered_rounds_are_those_of_a_slow_version(buffer: int, staleness: flo
         assert old is not theta
         assert record.clock == now
     assert torch.allclose(result.server_state["theta"], theta, rtol=1e-12, atol=1e-14)
+
+
+class InPlace(ft.Method):
+    """FedAvg that changes the server's model in place."""
+
+    def train(self, client: ft.Client, message: ft.Message) -> ft.Message:
+        return {"theta": client.descend(message["theta"])}
+
+    def receive(self, server: ft.Server, total: Total) -> None:
+        server.state["theta"].copy_(total["theta"])
+
+    def start(self, server: ft.Server) -> None:
+        server.state["theta"] = server.initial.clone()
+
+
+def test_what_was_sent_stays_as_it_was(machines: str) -> None:
+    settings: dict[str, Any] = {"system": machines, "late": "buffer=2", "rounds": 8}
+    assert_same(final(quadratic(InPlace(), **settings)), final(quadratic("fedavg", **settings)))
+
+
+def test_fairness_in_asynchronous_rounds(machines: str) -> None:
+    """Weights by the loss go with old replies too; of all at once, it is the synchronous run."""
+    fair: dict[str, Any] = {"system": machines, "fairness": "q:1", "rounds": 6}
+    all_at_once = quadratic(late="buffer=5", **fair)
+    assert_same(final(all_at_once), final(quadratic(**fair)))
+    some = quadratic(late="buffer=2", **fair)
+    assert any(record.stale for record in some.rounds)
+    assert not some.server_state["theta"].equal(
+        quadratic(**{**fair, "fairness": "none"}, late="buffer=2").server_state["theta"]
+    )
 
 
 def test_a_slow_client_goes_on_while_the_server_moves(machines: str) -> None:
