@@ -134,12 +134,14 @@ class Machines:
         return float(self.length[client] - self._since(time)[client])
 
     def _since(self, time: float) -> "np.ndarray":
-        """Count the seconds since each client's last coming: negative if it was not there yet."""
+        """Count the seconds since each client's last coming: negative if it was not there yet. Who comes now is there,
+        whatever was lost in rounding."""
         import numpy as np
 
-        since = time - self.start
+        since, close = time - self.start, 1e-9 * (1 + abs(time))
         repeats = np.isfinite(self.period)
         since[repeats] %= self.period[repeats]
+        since[(np.abs(since) < close) | (repeats & (self.period - since < close))] = 0
         return since
 
     def seconds(self, client: int, down: int, differentiated: int, up: int) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Uneven clients: the virtual clock, rules for the late, asynchronous rounds; against schedules made by hand."""
 
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,16 @@ def test_presence_repeats() -> None:
     here = int(np.flatnonzero(time == 0)[0])
     assert machines.absence(37.0 + machines.presence(here, 37.0) + 1e-6)[here] > 0
     assert machines.absence(37.0 + machines.presence(here, 37.0) - 1e-6)[here] == 0
+
+
+def test_who_is_waited_for_is_there_when_the_time_has_come() -> None:
+    """Sums of seconds are rounded; the clock would otherwise stand a hair before each coming for ever."""
+    data, _, _ = uneven_clients()
+    for seed in range(10):
+        settings: dict[str, Any] = {"system": "speeds=1, availability=0.31:0.7", "seed": seed, "rounds": 60}
+        result = run_quadratic("local", data, SIZE, **settings)
+        assert all(record.participants for record in result.rounds)
+        assert all(later > earlier for earlier, later in pairwise(clocks(result)))  # type: ignore[operator]
 
 
 def test_machines_are_drawn_by_the_seed_and_those_of_the_first_clients_stay() -> None:
