@@ -127,7 +127,7 @@ class Machines:
 
         since = self._since(time)
         next_time = np.where(since < 0, -since, np.where(np.isinf(self.period), inf, self.period - since))
-        return np.where((since >= 0) & (since < self.length), 0.0, next_time)
+        return np.where((since >= 0) & (since < self.length - _close(time)), 0.0, next_time)
 
     def presence(self, client: int, time: float) -> float:
         """Count the seconds that a client which is there stays from a time on."""
@@ -135,10 +135,10 @@ class Machines:
 
     def _since(self, time: float) -> "np.ndarray":
         """Count the seconds since each client's last coming: negative if it was not there yet. Who comes now is there,
-        whatever was lost in rounding."""
+        and who goes now is not, whatever was lost in rounding."""
         import numpy as np
 
-        since, close = time - self.start, 1e-9 * (1 + abs(time))
+        since, close = time - self.start, _close(time)
         repeats = np.isfinite(self.period)
         since[repeats] %= self.period[repeats]
         since[(np.abs(since) < close) | (repeats & (self.period - since < close))] = 0
@@ -148,6 +148,11 @@ class Machines:
         """Count the seconds that a client's transfers take, and those of its computation."""
         bandwidth, speed = float(self.bandwidth[client]), float(self.speed[client])
         return (down + up) / bandwidth, differentiated / speed
+
+
+def _close(time: float) -> float:
+    """The seconds by which a time may be wrong: sums of many are rounded."""
+    return 1e-9 * (1 + abs(time))
 
 
 def names_file(system: str) -> bool:
