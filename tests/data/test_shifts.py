@@ -100,6 +100,9 @@ def test_blur_and_resolution_keep_what_is_constant_and_the_sum() -> None:
     blurred, places = applied("blur", point, 2.0)[0, 0], torch.arange(31) - 15.0
     assert float(blurred.sum()) == pytest.approx(1)
     assert float((blurred.sum(0) * places**2).sum()) == pytest.approx(4, rel=0.03)  # its variance; cut off at 3 σ
+    corner = torch.zeros(1, 1, 9, 9)
+    corner[..., 0, 0] = 1  # what leaves on one side does not come in on the other
+    assert not applied("blur", corner, 1.0)[..., 5:, 5:].any()
     squares = applied("resolution", images(side=8), 4)
     assert torch.equal(squares[:, :, :4, :4], squares[:, :, :1, :1].expand(-1, -1, 4, 4))
     assert torch.allclose(squares[:, :, 0, 0], images(side=8)[:, :, :4, :4].mean((2, 3)))
@@ -128,7 +131,8 @@ def test_a_shift_changes_no_label_and_no_share() -> None:
 
 
 def test_each_client_has_the_shift_that_is_written_down() -> None:
-    plain, other = pair("rotate:0,90,180,270")
+    """In training, validation and test, of new clients too."""
+    plain, other = pair("rotate:0,90,180,270", new_clients=2)
     for client, shift in enumerate(other.shifts):
         turns = int(shift["rotate"][0] // 90)
         assert torch.equal(other.client(client).x, torch.rot90(plain.client(client).x, turns, (2, 3)))  # type: ignore
@@ -144,6 +148,14 @@ def test_a_clients_shift_is_of_its_own_stream() -> None:
     values = [shift["noise"][0] for shift in one]
     assert len(set(values)) == 6
     assert 0 <= min(values) < max(values) <= 1
+
+
+def test_every_client_has_noise_of_its_own() -> None:
+    rows = np.tile(np.array([[1], [-1]], np.float32), (30, 4))
+    data = from_list([(rows, np.arange(60) % 2)] * 2)
+    plain, noisy = (federate(data, partition=partition) for partition in ("natural", "natural+noise:1"))
+    noise = torch.stack([(noisy.client(k).x - plain.client(k).x).flatten() for k in (0, 1)])  # type: ignore
+    assert abs(float(torch.corrcoef(noise)[0, 1])) < 4 / 240**0.5
 
 
 def test_new_clients_may_have_a_shift_that_nobody_had() -> None:
