@@ -38,7 +38,8 @@ __all__ = [
 
 # Settings that are younger than the names of recorded runs: with their defaults, these would be others.
 YOUNGER = (
-    "drop_unlabelled", "server_optimizer", "server_lr", "matmul_precision", "stack", "secure", "system", "late", "fairness",
+    "drop_unlabelled", "server_optimizer", "server_lr", "matmul_precision", "stack", "secure", "system", "late",
+    "fairness",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ The description is in the file's header, and beside it as JSON for people and ot
 no code that the file names.
 """
 
+import json
 from math import prod
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -114,7 +115,7 @@ def write_model(
     text = description.model_dump_json(indent=2) + "\n"
     state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     contents = [
-        save(state, {HEADER: text, "format": "pt"}),  # other programs ask for the latter
+        _of_pytorch(save(state, {HEADER: text})),
         text.encode(),
         *([card(description).encode()] if stem.name == ON_THE_HUB else []),
         *([onnx.bytes(state, text, description.table)] if onnx else []),
@@ -124,6 +125,17 @@ def write_model(
     for file, content in zip(files, contents, strict=True):
         write_atomically(file, content)
     return files
+
+
+def _of_pytorch(content: bytes) -> bytes:
+    """Say in a file's header that it is PyTorch's, as other programs ask for that. Not by `save`, which writes two
+    entries in any order: equal models have equal bytes."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header["__metadata__"]["format"] = "pt"
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[size:]
 
 
 @isolated()
