@@ -4,13 +4,14 @@ are those of its vectors' rows, and each client sees its own batch alone."""
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedtailor.training.inputs import sent
 from fedtailor.training.layout import rows_as
 from fedtailor.training.network import Loss, Network
+from fedtailor.training.stacked_batches import Step, on_device
 from fedtailor.training.stacked_chain import loss_and_gradient
 
 
@@ -24,37 +25,32 @@ class StackedModule:
         self.placed = [entry for entry in network.placed if id(entry[0]) in self.names]
 
     def differentiate(
-        self,
-        rows: slice,
-        x: Tensor,
-        y: Tensor,
-        sizes: Sequence[int],
-        shares: float | Tensor,
-        losses: Sequence[Loss],
-        beta: float = 0.0,
+        self, rows: slice, step: Step, losses: Sequence[Loss], beta: float = 0.0, valued: bool = False
     ) -> Tensor | None:
-        """Write each client's gradient, times its share, into its row of the gradients, or with `beta` 1 add it there.
-        Return the clients' losses, times their shares; none where all have the same.
+        """Write the gradient of each client's loss, by the samples' weights, into its row of the gradients, or with
+        `beta` 1 add it there. Return these losses if they are `valued`.
 
-        Batches of different `sizes` are passed apart, as what fills them up would be seen by BatchNorm.
+        Batches of different sizes are passed apart, as what fills them up would be seen by BatchNorm.
         """
-        if min(sizes) == max(sizes):
-            return self._differentiate(self.vectors[rows], self.gradients[rows], x, y, shares, losses, beta)
-        values = y.new_zeros(len(sizes), dtype=self.vectors.dtype)
-        for size in sorted(set(sizes)):
-            those = [place for place, other in enumerate(sizes) if other == size]
-            chosen = sent(torch.tensor(those, device="cpu"), x.device)
+        sizes = np.array(step.sizes)
+        if (sizes == sizes[0]).all():
+            return self._differentiate(self.vectors[rows], self.gradients[rows], step, losses, beta, valued)
+        values = step.weights.new_zeros(len(sizes))
+        for size in np.unique(sizes).tolist():
+            those = np.flatnonzero(sizes == size)
+            chosen = on_device(those, step.x.device)
             of_rows = chosen + rows.start
             vectors, gradients = self.vectors.index_select(0, of_rows), self.gradients.index_select(0, of_rows)
-            share = shares.index_select(0, chosen) if isinstance(shares, Tensor) else shares
-            xs, ys = (tensor.index_select(0, chosen)[:, :size] for tensor in (x, y))
-            of_those = [losses[place] for place in those]
-            value = self._differentiate(vectors, gradients, xs, ys, share, of_those, beta)
+            tensors = (tensor.index_select(0, chosen)[:, :size] for tensor in (step.x, step.y, step.weights))
+            part = Step(sizes[those].tolist(), *tensors)
+            value = self._differentiate(
+                vectors, gradients, part, [losses[place] for place in those.tolist()], beta, valued
+            )
             self.vectors.index_copy_(0, of_rows, vectors)  # its buffers have changed
             self.gradients.index_copy_(0, of_rows, gradients)
             if value is not None:
                 values.index_copy_(0, chosen, value)
-        return values if isinstance(shares, Tensor) else None
+        return values
 
     def outputs(self, rows: slice, x: Tensor) -> Tensor:
         """Compute each client's outputs."""
@@ -78,11 +74,10 @@ class StackedModule:
         self,
         vectors: Tensor,
         gradients: Tensor,
-        x: Tensor,
-        y: Tensor,
-        shares: float | Tensor,
+        step: Step,
         losses: Sequence[Loss],
         beta: float,
+        valued: bool,
     ) -> Tensor | None:
         parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
         targets, places = list[Tensor](), list[Tensor]()
@@ -99,8 +94,8 @@ class StackedModule:
                 places.append(values)
 
         with torch.enable_grad():
-            outputs = self._outputs({**parameters, **buffers}, x)
-            value, d = loss_and_gradient(outputs.detach(), y, [y.shape[1]] * len(y), shares, losses)
+            outputs = self._outputs({**parameters, **buffers}, step.x)
+            value, d = loss_and_gradient(outputs.detach(), step, losses, valued)
             wanted = list(parameters.values())
             found = torch.autograd.grad(outputs, wanted, d, allow_unused=True, materialize_grads=True)
         for target, gradient in zip(targets, found, strict=True):

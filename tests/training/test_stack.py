@@ -19,7 +19,8 @@ from fedtailor.training.inputs import Lazy
 from fedtailor.training.network import Network
 from fedtailor.training.optimizer import OptimizerSettings
 from fedtailor.training.predictions import outputs
-from fedtailor.training.stack import Stack, _batches, is_dense, why_not
+from fedtailor.training.stack import Stack, is_dense, why_not
+from fedtailor.training.stacked_batches import batches_of
 from tests.training.parts import LAYERS, small
 
 SIZES = [33, 30, 21, 12, 4, 2]  # unequal clients, of which one has fewer samples than a batch
@@ -191,17 +192,17 @@ def test_no_sample_counts_twice_and_none_is_lost() -> None:
     numbers = torch.arange(len(X)).double()
     calls = [parts(x, number, optimizer) for number, x in enumerate(numbers.split(SIZES))]
     seen: list[list[float]] = [[] for _ in SIZES]
-    for sizes, xs, _ in _batches(calls):
-        for client, size in enumerate(sizes):
-            seen[client] += xs[client, :size].tolist()
+    for step in batches_of(calls):
+        for client, size in enumerate(step.sizes):
+            seen[client] += step.x[client, :size].tolist()
     assert [sorted(of_client) for of_client in seen] == [sorted(2 * x.tolist()) for x in numbers.split(SIZES)]
 
 
 def parts(x: Tensor, number: int, settings: OptimizerSettings) -> Any:
-    """A call as `_batches` sees it."""
+    """A call as `batches_of` sees it."""
     stream = torch.Generator().manual_seed(number)
     steps = settings.epochs * -(-len(x) // (settings.batch or len(x)))
-    return SimpleNamespace(x=x, y=x, settings=settings, stream=stream, n_steps=steps, augment=None)
+    return SimpleNamespace(theta=x, x=x, y=x, settings=settings, stream=stream, n_steps=steps, augment=None)
 
 
 def test_calls_that_do_not_fit_are_the_clients_own() -> None:

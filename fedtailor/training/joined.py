@@ -1,0 +1,144 @@
+"""Functions of several clients as one: a method makes the same function for each of them, and what these have captured
+differs in tensors alone. So it is called once, by `torch.func.vmap`, with the tensors of all.
+
+Joined are functions of the same code that have captured nothing but tensors, numbers, what cannot be changed, and
+dictionaries, tuples and functions of these. They must not assign to what they have captured; what they write into
+captured tensors is written into the clients' own when `give_back` is called.
+"""
+
+import dis
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+from torch.func import vmap
+
+from fedtailor.training.layout import Layout
+
+VALUES = (bool, int, float, str, slice, type(None))
+FIXED = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device, Layout, BaseModel)  # a method is the latter
+
+Make = Callable[[Sequence[Tensor]], Any]
+
+
+class NotAlike(Exception):
+    """The functions cannot be joined."""
+
+
+class Joined:
+    """Functions of clients, several for each; `memory` is that of tensors that change while they are in use."""
+
+    def __init__(self, functions: Sequence[tuple[Any, ...]], memory: Sequence[Tensor]) -> None:
+        self._places: dict[int, int] = {}
+        self._own: list[Sequence[Tensor]] = []
+        self._make = self._joined(functions)
+        stores = [{tensor.untyped_storage().data_ptr() for tensor in of} for of in zip(*self._own, strict=True)]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in memory}
+        if any(len(of) < len(self._own) or of & taken for of in stores):
+            raise NotAlike  # one tensor would be several copies, or a copy would not change with what it is of
+        self._stacked = [torch.stack(list(of)) for of in self._own]
+        self._versions = [tensor._version for tensor in self._stacked]
+
+    def call(self, which: int, vectors: Tensor) -> Any:
+        """Call one of each client's functions with the client's vector, for the first clients; a tensor instead of a
+        function is what comes of it."""
+
+        def of_client(vector: Tensor, tensors: Sequence[Tensor]) -> Any:
+            function = self._make(tensors)[which]
+            found = function(vector) if callable(function) else function
+            return () if found is None else found.clone() if found is vector else found  # which is about to change
+
+        clients = len(vectors)
+        tensors = [tensor if len(tensor) == clients else tensor[:clients] for tensor in self._stacked]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of operators that take one by one
+            return vmap(of_client)(vectors, tensors)
+
+    @classmethod
+    def that_works(
+        cls, functions: Sequence[tuple[Any, ...]], vectors: Tensor, memory: Sequence[Tensor]
+    ) -> "Joined | None":
+        """Join functions; None if a call on copies of all that they have captured fails."""
+        joined = cls(functions, memory)
+        stacked, joined._stacked = joined._stacked, [tensor.clone() for tensor in joined._stacked]
+        try:
+            for which, function in enumerate(functions[0]):
+                if function is not None:
+                    joined.call(which, vectors.clone())
+        except Exception:  # a function's own or PyTorch's, of any kind: each client's is called by itself
+            return None
+        joined._stacked = stacked
+        return joined
+
+    def give_back(self) -> None:
+        """Write what the functions have written into tensors into those of the clients."""
+        for own, stacked, version in zip(self._own, self._stacked, self._versions, strict=True):
+            if stacked._version != version:
+                torch._foreach_copy_(list(own), list(stacked.unbind()))
+
+    def _joined(self, values: Sequence[Any]) -> Make:
+        """Find out how the clients' values become one, given tensors in place of those that they have."""
+        first = values[0]
+        if any(type(value) is not type(first) for value in values):
+            raise NotAlike
+        if isinstance(first, Tensor):
+            return self._tensor(values)
+        if isinstance(first, VALUES) and all(value == first for value in values):
+            return lambda _: first
+        if isinstance(first, dict) and all(value.keys() == first.keys() for value in values):
+            parts = {name: self._joined([value[name] for value in values]) for name in first}
+            return lambda tensors: MappingProxyType({name: part(tensors) for name, part in parts.items()})
+        if isinstance(first, tuple):
+            entries = [self._joined(of) for of in zip(*values, strict=True)]
+            return lambda tensors: tuple(entry(tensors) for entry in entries)
+        if isinstance(first, MethodType) and all(value.__func__ is first.__func__ for value in values):
+            owner = self._joined([value.__self__ for value in values])
+            return lambda tensors: MethodType(first.__func__, owner(tensors))
+        if isinstance(first, FunctionType) and all(value.__code__ is first.__code__ for value in values):
+            return self._function(values)
+        if isinstance(first, FIXED) and all(value is first for value in values):
+            return lambda _: first
+        raise NotAlike
+
+    def _tensor(self, values: Sequence[Tensor]) -> Make:
+        first = values[0]
+        if any((value.shape, value.dtype) != (first.shape, first.dtype) or value.requires_grad for value in values):
+            raise NotAlike
+        place = self._places.setdefault(id(first), len(self._own))
+        if place == len(self._own):
+            self._own.append(values)
+        elif any(value is not known for value, known in zip(values, self._own[place], strict=True)):
+            raise NotAlike
+        return lambda tensors: tensors[place]
+
+    def _function(self, values: Sequence[FunctionType]) -> Make:
+        first = values[0]
+        if writes(first.__code__):
+            raise NotAlike
+        captured = self._joined([tuple(cell.cell_contents for cell in value.__closure__ or ()) for value in values])
+        defaults = self._joined([value.__defaults__ for value in values])
+        named = self._joined([value.__kwdefaults__ for value in values])
+
+        def make(tensors: Sequence[Tensor]) -> FunctionType:
+            cells = tuple(map(CellType, captured(tensors)))
+            made = FunctionType(first.__code__, first.__globals__, first.__name__, defaults(tensors), cells)
+            made.__kwdefaults__ = dict(named(tensors) or {})
+            return made
+
+        return make
+
+
+@cache
+def writes(code: CodeType) -> bool:
+    """Find out whether a function, or one in it, assigns to global names, or to those of a function around it."""
+    free = {"STORE_GLOBAL", "DELETE_GLOBAL"}
+    own = any(
+        step.opname in free or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars)
+        for step in dis.get_instructions(code)
+    )
+    return own or any(writes(constant) for constant in code.co_consts if isinstance(constant, CodeType))
