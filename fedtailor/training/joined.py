@@ -20,8 +20,8 @@ from torch.func import vmap
 
 from fedtailor.training.layout import Layout
 
-VALUES = (bool, int, float, str, slice, type(None))
-FIXED = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device, Layout, BaseModel)  # a method is the latter
+VALUES = (bool, int, float, str, slice, type(None), Layout)
+FIXED = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device, BaseModel)  # a method is the latter
 
 Make = Callable[[Sequence[Tensor]], Any]
 
@@ -118,7 +118,8 @@ class Joined:
 
     def _function(self, values: Sequence[FunctionType]) -> Make:
         first = values[0]
-        if writes(first.__code__):
+        known = [first.__globals__.get(name) for name in first.__code__.co_names]
+        if writes(first.__code__) or any(isinstance(found, list | dict | set) for found in known):
             raise NotAlike
         captured = self._joined([tuple(cell.cell_contents for cell in value.__closure__ or ()) for value in values])
         defaults = self._joined([value.__defaults__ for value in values])

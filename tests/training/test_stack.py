@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedtailor.cli.device_check import Operators
 from fedtailor.client.group import run_together
 from fedtailor.messages import fetched
 from fedtailor.training import stack as stack_module
@@ -185,6 +186,33 @@ def test_a_step_is_that_of_autograd() -> None:
                 parameter -= 0.1 * parameter.grad
         for name, tensor in network.state_dict(found).items():
             torch.testing.assert_close(tensor, module.state_dict()[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("further", ["nothing", "correction", "function", "writing"])
+def test_a_step_takes_as_many_operators_for_six_clients_as_for_three(name: str, further: str) -> None:
+    network = Network(NETWORKS[name]())
+
+    def counted(clients: int, steps: int) -> int:
+        stack, optimizer = Stack(network, clients), OptimizerSettings(batch=None, steps=steps)
+
+        def work(own: Network, client: int) -> Tensor:
+            of_client, total = network.vector + client, torch.zeros(()).double()
+            more: dict[str, Any] = {
+                "correction": {"correction": of_client},
+                "function": {"correction": lambda vector: 0.1 * (vector - of_client)},
+                "writing": {"each_step": lambda vector: total.add_(vector.sum())},
+            }.get(further, {})
+            x, y, stream = X[:8], Y[:8], torch.Generator()
+            return descend(own, network.vector.clone(), x, y, functional.cross_entropy, optimizer, stream, **more)
+
+        works = [partial(work, own, client) for client, own in enumerate(stack.networks)]
+        with Operators() as mode:
+            run_together(stack, works)
+        return mode.count
+
+    three, six = (counted(clients, 30) - counted(clients, 20) for clients in (3, 6))
+    assert three == six > 0
 
 
 def test_no_sample_counts_twice_and_none_is_lost() -> None:
