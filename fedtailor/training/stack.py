@@ -22,7 +22,15 @@ from torch.utils.hooks import RemovableHandle
 
 from fedtailor.messages import State, fetched
 from fedtailor.training.chain import has_hooks, is_chain, leaves
-from fedtailor.training.descent import EVALUATION_BATCH, Batch, Correction, batch_gradient, head_on_features, step_count
+from fedtailor.training.descent import (
+    EVALUATION_BATCH,
+    Batch,
+    Correction,
+    Objective,
+    batch_gradient,
+    head_on_features,
+    step_count,
+)
 from fedtailor.training.inputs import Inputs
 from fedtailor.training.joined import Joined, NotAlike
 from fedtailor.training.network import Loss, Network
@@ -39,8 +47,12 @@ from fedtailor.training.stacked_batches import (
     weights_of,
 )
 from fedtailor.training.stacked_chain import StackedChain
-from fedtailor.training.stacked_module import StackedModule
+from fedtailor.training.stacked_module import StackedModule, StackedObjective
 
+OBJECTIVE = 2  # of a client's functions
+# So many clients have their own objectives differentiated together on the CPU: for fewer, autograd's copies of the
+# gradients take longer than what is saved.
+MANY = 16
 CLOSE = 1e-3  # how far a stacked gradient may be from the client's own, as a share of its length: far above rounding
 
 Answer = Any  # a call's result; an exception of the client's own; None: it is left to the client
@@ -114,13 +126,15 @@ class Descent(MeanGradient):
     part: slice
     moments: State
     each_step: Callable[[Tensor], None] | None
+    objective: Objective | None
     augment: Callable[[Tensor], Tensor] | None
     error: Exception | None = field(default=None, init=False)  # of the client's own functions
 
     @property
     def key(self) -> tuple[Any, ...]:
         part, whole = (self.part.start, self.part.stop), self.function is self.network.module
-        return *super().key, whole, part, self.settings, self.scale is None, tuple(self.moments)
+        common = *super().key, whole, part, self.settings, self.scale is None, tuple(self.moments)
+        return common if self.objective is None else (*common, getattr(self.objective, "__code__", None), self.loss)
 
     @property
     def n_steps(self) -> int:
@@ -184,13 +198,14 @@ class Stack:
         scale: Tensor | None,
         moments: State,
         each_step: Callable[[Tensor], None] | None,
+        objective: Objective | None,
         augment: Callable[[Tensor], Tensor] | None,
     ) -> Tensor | None:
         """Descend together with others; None if it cannot be, and the caller has to do it."""
         if not self._fits(network, x):
             return None
         function, layout = network.module, network.layout
-        if part == layout.head != slice(0, layout.size):
+        if objective is None and part == layout.head != slice(0, layout.size):
             network.vector.copy_(theta)
             function, x = head_on_features(network, x)
         if function is not network.module:
@@ -199,7 +214,7 @@ class Stack:
         found: Tensor | None = self._answer(
             Descent(
                 network, theta, x, y, loss, function, settings, stream, correction, scale, part, moments, each_step,
-                augment,
+                objective, augment,
             )
         )  # fmt: skip
         return found
@@ -359,13 +374,19 @@ class Stack:
         if first.function is network.module:
             network.train(len(first.x))
         self.gradients[rows, network.layout.head.stop :] = 0  # of the extra tensors, which no pass writes
-        passes = self._pass(network, first.function, first.x)
         inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
         vectors, gradients = self.vectors[rows, part], self.gradients[rows, part]
         whole = first.function is not network.module or part == slice(0, network.layout.size)
         scales = None if first.scale is None else torch.stack([c.scale for c in run if c.scale is not None])
         moments = {name: torch.stack([call.moments[name] for call in run]) for name in first.moments}
         functions = Functions(run, vectors, [self.vectors, self.gradients], self._apart)
+        passes = (
+            self._pass(network, first.function, first.x)
+            if first.objective is None
+            else functions.objective(run, rows, self.vectors, self.gradients)
+        )
+        if passes is None:
+            return [None] * len(run)
         # A step of plain SGD adds the gradients to the parameters as they are computed.
         plain = settings.kind == "sgd" and not (settings.momentum or settings.weight_decay or settings.clip)
         chain = passes if isinstance(passes, StackedChain) else None
@@ -416,14 +437,30 @@ class Functions:
         self.corrected = [entry for entry in own if entry[0].correction is not None]
         self.followed = [entry for entry in own if entry[0].each_step is not None]
         self.joined: Joined | None = None
-        asked = [(call.correction, call.each_step) for call in run]
-        code = tuple(getattr(function, "__code__", None) for function in asked[0])
-        if (self.corrected or self.followed) and code not in apart:
+        asked = [(call.correction, call.each_step, call.objective) for call in run]
+        self.apart, self.code = apart, tuple(getattr(function, "__code__", None) for function in asked[0])
+        if self.code not in apart and any(function is not None for function in asked[0]):
             with suppress(NotAlike):
                 self.joined = Joined.that_works(asked, vectors, memory)
             if self.joined is None:
-                apart.add(code)
+                apart.add(self.code)
         self.one_by_one = bool(self.corrected) and self.joined is None  # corrections, written into gradients
+
+    def objective(
+        self, run: Sequence[Descent], rows: slice, vectors: Tensor, gradients: Tensor
+    ) -> StackedObjective | None:
+        """Make the passes of the clients' objectives; None if these cannot be joined."""
+        if self.joined is None or (vectors.device.type == "cpu" and len(run) < MANY):
+            return None
+        passes = StackedObjective(run[0].network, vectors, gradients, self.joined, OBJECTIVE)
+        n = min(2, *(len(call.x) for call in run))
+        x, y = (torch.stack(list(tensors)) for tensors in zip(*((call.x[:n], call.y[:n]) for call in run), strict=True))
+        indices = torch.arange(n, device=x.device).expand(len(run), n)
+        trial = Step([n] * len(run), x, y, vectors.new_ones(len(run), n, 1), indices)
+        if not passes.works(rows, trial, [call.loss for call in run]):
+            self.apart.add(self.code)
+            return None
+        return passes
 
     def added(self, vectors: Tensor) -> Tensor | None:
         """Compute what joined corrections add to the gradients."""

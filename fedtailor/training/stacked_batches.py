@@ -20,12 +20,18 @@ Numbers = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A batch of each client: how many samples it has, which others fill up, and their weights in its client's loss."""
+    """A batch of each client: how many samples it has, which others fill up, and their weights in its client's loss.
+
+    `indices` are those of the samples in each client's training set, `clients` those that take the step if these are
+    not the first ones.
+    """
 
     sizes: Sequence[int]
     x: Tensor
     y: Tensor
     weights: Tensor  # (clients, batch, 1)
+    indices: Tensor | None = None
+    clients: Tensor | None = None
 
 
 def batches_of(run: Sequence[Any], shares: Numbers | None = None, flat: bool = False) -> Iterator[Step]:
@@ -53,16 +59,18 @@ def batches_of(run: Sequence[Any], shares: Numbers | None = None, flat: bool = F
             weights = weights_of(sizes, 1.0 if shares is None else shares[begin : begin + count, :k], widest)
             of_x, of_y = (on_device(places + starts[:k, None], x.device) for starts in (x_starts, y_starts))
             of_steps = of_x.flatten(1).unbind(), taken(y, of_y).unbind(), on_device(weights, x.device, dtype).unbind()
-            for of_step, indices, ys, of_samples in zip(sizes.tolist(), *of_steps, strict=True):
+            own = on_device(places, x.device).unbind() if run[0].objective is not None else [None] * count
+            for of_step, indices, ys, of_samples, numbers in zip(sizes.tolist(), *of_steps, own, strict=True):
                 width = max(of_step)
                 if width < widest:
                     ys, of_samples = ys[:, :width], of_samples[:, :width]
                     indices = indices.view(k, widest)[:, :width].flatten()
+                    numbers = None if numbers is None else numbers[:, :width]
                 xs = select(x, indices).view(k, width, *x.shape[1:])
                 for row, (call, size) in enumerate(zip(run, of_step, strict=False)):
                     if call.augment is not None and xs.dim() == 5:
                         xs[row, :size] = call.augment(xs[row, :size])
-                yield Step(of_step, xs, ys, of_samples)
+                yield Step(of_step, xs, ys, of_samples, numbers)
 
 
 def weights_of(sizes: Numbers, shares: float | Numbers = 1.0, width: int | None = None) -> Numbers:

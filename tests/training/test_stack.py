@@ -92,6 +92,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rates that differ between clients": {"step_schedule": "cosine:0.1"},
     "such rates and momentum": {"step_schedule": "cosine:0.1", "momentum": 0.5},
     "full": {"batch": None},
+    "columns": {"batch": 16},
     "whole batches": {"drop_last": True},
     "steps": {"steps": 7},
 }
@@ -230,7 +231,9 @@ def parts(x: Tensor, number: int, settings: OptimizerSettings) -> Any:
     """A call as `batches_of` sees it."""
     stream = torch.Generator().manual_seed(number)
     steps = settings.epochs * -(-len(x) // (settings.batch or len(x)))
-    return SimpleNamespace(theta=x, x=x, y=x, settings=settings, stream=stream, n_steps=steps, augment=None)
+    return SimpleNamespace(
+        theta=x, x=x, y=x, settings=settings, stream=stream, n_steps=steps, objective=None, augment=None
+    )
 
 
 def test_calls_that_do_not_fit_are_the_clients_own() -> None:
