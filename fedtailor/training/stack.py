@@ -177,7 +177,6 @@ class Stack:
         self.networks = [network.placed_at(vector, gradient) for vector, gradient in rows]
         self._rows = {id(network): row for row, network in enumerate(self.networks)}
         self._passes: dict[tuple[Any, ...], StackedChain | StackedModule] = {}
-        self._apart: set[Any] = set()  # functions of clients that cannot be joined
         self.wait: Callable[[Call], Answer] = alone
         for own in self.networks:
             own.stack, own.autocast = self, network.autocast
@@ -379,7 +378,7 @@ class Stack:
         whole = first.function is not network.module or part == slice(0, network.layout.size)
         scales = None if first.scale is None else torch.stack([c.scale for c in run if c.scale is not None])
         moments = {name: torch.stack([call.moments[name] for call in run]) for name in first.moments}
-        functions = Functions(run, vectors, [self.vectors, self.gradients], self._apart)
+        functions = Functions(run, vectors, [self.vectors, self.gradients])
         passes = (
             self._pass(network, first.function, first.x)
             if first.objective is None
@@ -430,20 +429,17 @@ class Stack:
 
 class Functions:
     """The corrections and `each_step` of several descents: called once for all clients if they can be joined, and else
-    for each by itself, whose failure is its own. `apart` remembers those that cannot be joined."""
+    for each by itself, whose failure is its own."""
 
-    def __init__(self, run: Sequence[Descent], vectors: Tensor, memory: Sequence[Tensor], apart: set[Any]) -> None:
+    def __init__(self, run: Sequence[Descent], vectors: Tensor, memory: Sequence[Tensor]) -> None:
         own = [(call, call.network.vector[call.part], call.network.gradient[call.part]) for call in run]
         self.corrected = [entry for entry in own if entry[0].correction is not None]
         self.followed = [entry for entry in own if entry[0].each_step is not None]
         self.joined: Joined | None = None
         asked = [(call.correction, call.each_step, call.objective) for call in run]
-        self.apart, self.code = apart, tuple(getattr(function, "__code__", None) for function in asked[0])
-        if self.code not in apart and any(function is not None for function in asked[0]):
+        if any(function is not None for function in asked[0]):  # found out anew: groups do not depend on earlier ones
             with suppress(NotAlike):
                 self.joined = Joined.that_works(asked, vectors, memory)
-            if self.joined is None:
-                apart.add(self.code)
         self.one_by_one = bool(self.corrected) and self.joined is None  # corrections, written into gradients
 
     def objective(
@@ -458,7 +454,6 @@ class Functions:
         indices = torch.arange(n, device=x.device).expand(len(run), n)
         trial = Step([n] * len(run), x, y, vectors.new_ones(len(run), n, 1), indices)
         if not passes.works(rows, trial, [call.loss for call in run]):
-            self.apart.add(self.code)
             return None
         return passes
 
