@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.toml import parse_toml, write_toml
+from fedtailor.experiment.tuned import find_settings
 from fedtailor.studies.measures import holm
 from results.pairs import HEAD, Pair, of_clients, rows
 
@@ -39,12 +40,10 @@ def check_budget(name: str, question: dict[str, Any]) -> None:
 
 def chose_other(name: str) -> list[str]:
     """List the methods of a tuning for which it chose something else than their defaults."""
-    found = []
-    for method in parse_toml((TUNINGS / name / "tuned.toml").read_text(encoding="utf-8"))["methods"]:
+    found, tuning = [], find_settings(TUNINGS / name)
+    for method in tuning.methods:
         trials = json.loads((TUNINGS / name / "trials" / f"{method}.json").read_text(encoding="utf-8"))["trials"]
-        done = [trial for trial in trials if trial["state"] == "done"]
-        best = max(done, key=lambda trial: float(trial["values"][max(trial["values"], key=int)]))
-        if best["settings"] != trials[0]["settings"]:  # the first trial has the defaults
+        if not trials[0]["settings"].items() <= tuning.of(method).items():  # the first trial has the defaults
             found.append(method)
     return found
 
