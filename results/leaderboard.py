@@ -185,10 +185,9 @@ def _fresh() -> Iterator[str]:
     yield "## Are the tuned settings better than the defaults?\n"
     seeds = FRESH.replace(",", ", ")
     yield f"The tunings' choices beside the methods' defaults, with the seeds {seeds}, which no tuning saw."
-    yield "Differences are tuned less default, paired over clients ([how](results.md)). A method whose tuned settings"
-    yield "are *behind* has its defaults in"
-    yield "[`--settings tuned:NAME`](tuning.md#settings-that-come-with-fedtailor). Where a tuning chose the defaults"
-    yield "there is nothing to compare.\n"
+    yield "Differences are tuned less default, paired over clients ([how](results.md)). Only tuned settings that are"
+    yield "*ahead* come with [`--settings tuned:NAME`](tuning.md#settings-that-come-with-fedtailor); the other methods"
+    yield "have their defaults there. Where a tuning chose the defaults there is nothing to compare.\n"
     for name in SHIPPED:
         yield from fresh_table(name)
     yield "The two commands behind a row:\n"
