@@ -6,6 +6,7 @@
 In pytest, `parametrize_with_checks([MyMethod()])` makes a test of each check.
 """
 
+import contextlib
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -330,6 +331,37 @@ def learns(method: Method) -> None:
     assert last < first, f"the loss went from {first:.3f} to {last:.3f}"
 
 
+def goes_on_without_the_late(method: Method) -> None:
+    """Asynchronous rounds: where the server moves after all replies it is the synchronous run; where it moves after
+    each, one that is interrupted goes on to the same numbers, on any engine. Or the method refuses in one sentence."""
+    system: dict[str, Any] = {"system": "speeds=lognormal:1, bandwidth=1e6, stragglers=0.3:5"}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            whole = run(method, engine="in-process", late="buffer=3", **SMALL, **system)
+        except FedtailorError as refusal:
+            if "of the same round" in str(refusal):
+                return
+            raise
+        even = run(method, engine="in-process", **SMALL)
+        records = [{name: of[name] for name in of if name != "clock"} for of in _numbers(whole.rounds)]
+        assert records == _numbers(even.rounds), "a buffer of all replies is not the synchronous run"
+        _assert_same(_final(whole), _final(even))
+        settings = {**SMALL, **system, "late": "buffer=1", "rounds": 6, "checkpoint_every": 2}
+        one = run(method, engine="in-process", out=Path(folder) / "one", **settings)
+        assert any(record.stale for record in one.rounds), "no reply was late"
+        assert all(tensor.isfinite().all() for tensor in _final(one).values() if tensor.is_floating_point())
+
+        def stop(record: RoundRecord) -> None:
+            if record.round == 3:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run(method, engine="processes", workers=2, out=Path(folder) / "other", on_round=stop, **settings)
+        other = resume(Path(folder) / "other", method=method)
+        assert _numbers(other.rounds) == _numbers(one.rounds)
+        assert _files(Path(folder) / "other/checkpoint") == _files(Path(folder) / "one/checkpoint")
+
+
 def personal_model_is_what_was_measured(method: Method) -> None:
     """The state dict that is handed out predicts exactly what the run measured, or a prediction of the method's own."""
     result = run(method, engine="in-process", **SMALL)
@@ -377,6 +409,7 @@ CHECKS: tuple[Check, ...] = (
     same_bits_on_every_engine,
     same_bits_after_resuming,
     takes_clients_that_join,
+    goes_on_without_the_late,
     trains_as_the_experiment_says,
     trains_together_as_alone,
     learns,

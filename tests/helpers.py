@@ -110,11 +110,13 @@ def defined(metrics: Metrics) -> dict[str, float]:
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Change the records of a file, and seal them as if a run had written them so."""
+    """Change the records of a file, and seal them as if a run had written them so. A change may be a function of the
+    record."""
     content, before = b"", ""
     for line in path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]:
         record = {name: value for name, value in json.loads(line).items() if name != "checksum"}
-        sealed = seal({**record, **changes}, before)
+        changed = {name: change(record) if callable(change) else change for name, change in changes.items()}
+        sealed = seal({**record, **changed}, before)
         content, before = content + sealed, unseal(sealed, before)
     path.write_bytes(content)
 

@@ -132,7 +132,7 @@ def test_a_request_names_its_clients() -> None:
 def test_nothing_else_crosses() -> None:
     """A new field of a request or a reply is a new thing that leaves a client or the server: add it here knowingly."""
     assert [field.name for field in fields(Request)] == ["round", "client", "message", "version"]
-    assert [field.name for field in fields(Train)] == ["round", "client", "message", "version", "measure"]
+    assert [field.name for field in fields(Train)] == ["round", "client", "message", "version", "measure", "share"]
     assert [field.name for field in fields(EvaluateShared)] == ["round", "client", "message", "version", "others"]
     assert [field.name for field in fields(Predict)] == ["round", "client", "message", "version", "inputs"]
     with pytest.raises(StopIteration):  # there is no such letter

@@ -110,6 +110,7 @@ def completer_of(name: str) -> Completer | None:
         "evaluate_metric": METRICS,
         "aggregation": get_args(aggregation_rule.Kind),
         "attack": get_args(attack.Kind),
+        "fairness": ("none", "q:", "afl:"),
         "loss": ("cross-entropy", "mse", "bce"),
         "device": ("cpu", "cuda", "mps", "auto"),
         "privacy": ("client", "sample"),

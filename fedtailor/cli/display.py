@@ -215,6 +215,8 @@ class RoundProgress:
             quality = f"{quality} {record.of_clients}" if record.evaluated else "no client was measured"
         if record.epsilon is not None:
             quality += f"  ε {epsilon_text(record.epsilon)}"
+        if record.clock is not None:
+            quality += f"  at {human_time(record.clock)}"
         took = f"this round {record.seconds:.2f} s" if loudness.verbose else ""
         status = f"{quality}  {human_bytes(self.bytes)}"
         self.progress.update(self.task, completed=record.round, status=status, took=took)
@@ -271,7 +273,7 @@ def results_table(results: Sequence["RunResult"]) -> Table:
 
 def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     """Say what the metrics mean, and what stands in the way of acting on them."""
-    from fedtailor.server.records import failures_in_words, joined_in_words
+    from fedtailor.server.records import failures_in_words, joined_in_words, late_in_words
 
     metric = results[0].metric
     yield results[0].experiment.evaluation.in_words(metric)
@@ -293,6 +295,8 @@ def _caption(results: Sequence["RunResult"]) -> Iterator[str]:
     clients = len(results[0].names)
     for result in results:
         if words := failures_in_words([result.failures], clients):
+            yield f"{result.method}: {words}."
+        if words := late_in_words(result.rounds):
             yield f"{result.method}: {words}."
     last = [[v for r in result.rounds if (v := metric.of(r)) is not None][-5:] for result in results]
     fall = max((before - after for few in last for before, after in pairwise(few)), default=0.0)

@@ -37,14 +37,16 @@ GROUPS = {
     TABLE: TABLE_SETTINGS,
     "Model": ("model", "head", "weights", "frozen", "lora", "loss"),
     "Training": TRAINING_SETTINGS,
-    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "secure", "attack"),
+    "Privacy and attacks": ("privacy", "epsilon", "aggregation", "fairness", "secure", "attack"),
+    "Uneven clients": ("system", "late"),
     "Evaluation": tuple(f"evaluate_{name}" for name in Evaluation.model_fields),
     "Execution": (
         *("device", "stack", "engine", "address", "workers", "deadline", "states", "checkpoint_every", "observe_every"),
         *("observe_limit", "on_failure", "track", "debug"),
     ),
 }
-RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Privacy and attacks", "Execution")  # of a whole experiment
+# Of a whole experiment:
+RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Uneven clients", "Privacy and attacks", "Execution")
 SHORT = {
     f"evaluate_{name}": f"--{name.replace('_', '-')}"
     for name in ("fine_tune", "choose", "metric", "metrics", "patience")
@@ -58,8 +60,8 @@ VALUES = {
     "step_schedule": "RULE", "class_weights": "HOW", "augment": "HOW", "batch": "N|full", "evaluate_metric": "NAME",
     "evaluate_clients": "N|all|participants|new",
     "evaluate_metrics": "NAME=MODULE:FUNCTION,…",
-    "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "attack": "KIND", "device": "NAME",
-    "stack": "N|auto",
+    "privacy": "HOW", "epsilon": "X|inf", "aggregation": "RULE", "fairness": "RULE", "attack": "KIND", "device": "NAME",
+    "stack": "N|auto", "system": "PARTS|FILE", "late": "RULE",
     "address": "HOST:PORT", "track": "NAME,…",
 }  # fmt: skip
 

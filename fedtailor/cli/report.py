@@ -1,7 +1,7 @@
 """`fedtailor report`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,6 +29,12 @@ def report(
         Path | None, typer.Option(metavar="DIR", help="the table as text, Markdown and LaTeX for a paper, too")
     ] = None,
     columns: Annotated[str | None, typer.Option(metavar="NAME,…", help=HELP)] = None,
+    x: Annotated[
+        Literal["rounds", "bytes", "time", "clock"],
+        typer.Option(
+            "--x", help="what curves are drawn over first (clock: virtual time), and those of diagnostics at all"
+        ),
+    ] = "rounds",
 ) -> None:
     """Make one HTML page of runs: table, learning curves, clients, data, and each method's own figures.
 
@@ -38,7 +44,7 @@ def report(
     [bold]Examples[/]
       fedtailor report runs/ditto-digits-1
       fedtailor report comparisons/digits-1 --out digits.html
-      fedtailor report runs/local runs/pgfed --figures paper/figures
+      fedtailor report runs/local runs/pgfed --figures paper/figures --x bytes
       fedtailor report comparisons/digits-1 --tables paper --columns accuracy,gain,bytes
     """
     if to.is_dir():
@@ -57,7 +63,7 @@ def report(
         check_matplotlib()
     try:
         with working("reading runs"):
-            prepared = prepare(read_runs(directories), chosen)
+            prepared = prepare(read_runs(directories), chosen, x)
         for note in prepared.notes:
             complain("Warning:", note)
         with working("drawing"):

@@ -337,7 +337,9 @@ def _rounds_table(result: "RunResult") -> Any:
     own = [Metric(name, more=True) for name in result.experiment.evaluation.metrics or () if name != metric.name]
     missing = any(record.missing for record in result.rounds)
     private = any(record.epsilon is not None for record in result.rounds)
-    counts = ("participants", "failed", *(["not measured"] if missing else []), *(["ε"] if private else []))
+    clock, late = (any(getattr(record, name) for record in result.rounds) for name in ("clock", "late"))
+    counts = ("participants", "failed", *(["late"] if late else []), *(["not measured"] if missing else []))
+    counts = (*counts, *(["ε"] if private else []), *(["clock"] if clock else []))
     columns = ("round", metric.title, "std", *(each.title for each in own), "loss", *counts, "up", "down", "seconds")
     step = max(1, -(-len(result.rounds) // 20))
     rows = [
@@ -349,8 +351,10 @@ def _rounds_table(result: "RunResult") -> Any:
             decimals(record.loss),
             str(len(record.participants)),
             str(len(record.failed)),
+            *([str(len(record.late))] if late else []),
             *([str(len(record.missing))] if missing else []),
             *([epsilon_text(record.epsilon)] if private else []),
+            *([f"{record.clock or 0:,.1f} s"] if clock else []),
             human_bytes(record.bytes_up),
             human_bytes(record.bytes_down),
             f"{record.seconds:.2f}",

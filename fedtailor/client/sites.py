@@ -19,6 +19,7 @@ from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.client.group import Group, parts_of
 from fedtailor.client.terms import Terms
 from fedtailor.data import ClientData, FederatedData
+from fedtailor.experiment.fairness import LOSS
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import (
     NEVER,
@@ -81,8 +82,9 @@ class Site:
     def __post_init__(self) -> None:
         self.n_outputs = self.data.n_classes if self.terms.method.personal_head else None
 
-    def client(self, round: int, state: State) -> Client:
-        """The client as a method sees it. In round 0, for fine-tuning, its learning rate is the experiment's own."""
+    def client(self, round: int, state: State, share: float = 1.0) -> Client:
+        """The client as a method sees it, for a share of its steps. In round 0, for fine-tuning, its learning rate is
+        the experiment's own."""
         terms, loss, n = self.terms, self.terms.training_loss, self.n_outputs
         factor = 1.0 if terms.schedule == "constant" else factor_at(terms.schedule, terms.rounds, round)
         return Client(
@@ -95,7 +97,7 @@ class Site:
             terms.network,
             terms.initial.detach(),  # one that nobody else has, of the same memory
             loss if n is None else lambda outputs, targets: loss(outputs[:, :n], targets),
-            replace(terms.optimizer, factor=factor),
+            replace(terms.optimizer, factor=factor, share=share),
             terms.keep_momentum,
             terms.participation,
             terms.augmentation,
@@ -115,7 +117,7 @@ class Site:
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:
         """Do what a request asks, and return the reply and the state after it."""
-        client = self.client(request.round, state)
+        client = self.client(request.round, state, request.share if isinstance(request, Train) else 1.0)
         match request:
             case Train():
                 reply = self._train(client, request)
@@ -134,6 +136,7 @@ class Site:
 
     def _train(self, client: Client, request: Train) -> Reply:
         method, privacy, message = self.terms.method, self.terms.privacy, request.message
+        before = copied(client.state) if self.terms.fair else {}
         if privacy is not None:
             client.private = self.private(privacy, request.round)
         upload = dict(method.train(client, message))
@@ -144,7 +147,22 @@ class Site:
         if request.measure:
             # What the client itself would predict with now: its own upload stands in for the next broadcast.
             reply.measured = [self.measure(self.predictor(client, {**message, **upload}))]
+        if self.terms.fair:
+            reply.upload[LOSS] = self._loss(request, before)
         return reply
+
+    def _loss(self, request: Train, state: State) -> Tensor:
+        """The training loss of the model that the client would have predicted with before it trained. It is computed
+        afterwards, on a copy of the state: so it moves no random stream of the training."""
+        terms, (x, y) = self.terms, self.data.train
+        trained = terms.network.differentiated
+        terms.network.reset(terms.initial)
+        seed_network(torch_seed(terms.seed, "fairness", request.round, self.number), terms.initial.device)
+        client = self.client(request.round, state)
+        scores = self.predictor(client, request.message)(x)
+        terms.network.differentiated += trained
+        with torch.no_grad():
+            return torch.tensor(float(client.loss_function(scores, y)), dtype=torch.float64)
 
     def _leaving(self, privacy: Privacy | None, client: Client, message: Message, upload: State) -> State:
         """Return the upload as it leaves: in a private or secure run without what is for the record alone; where the
@@ -325,6 +343,9 @@ class Sites:
             return {}
         if isinstance(request, Together):
             return joined({part.client: self.begin(part) for part in request.parts})
+        current = self.store.current.get(request.client, NEVER)
+        if request.version == current and not isinstance(request, Train):  # what is proposed meanwhile may still count
+            return self.store.get(request.client)
         return self.store.at(request.client, request.version)
 
     def work(self, request: Request, state: State) -> tuple[Reply, State]:

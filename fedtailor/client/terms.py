@@ -60,6 +60,7 @@ class Terms:
     norm_bound: float | None = None  # of a change, where the site keeps it by itself
     stack: int = 1  # clients that train as one computation
     matmul_precision: str = "highest"  # of all that sites compute
+    fair: bool = False  # a client declares its loss before it trains
     secret_noise: bool = False  # noise is the operating system's, and not a stream of the seed, which the server knows
 
     @property

@@ -28,8 +28,9 @@ from fedtailor.engines.fit import fit_inputs, try_out
 from fedtailor.engines.hostile import hostile_clients
 from fedtailor.engines.own_metrics import deciding_metric, more_metrics, try_out_metrics
 from fedtailor.engines.trackers import check_trackers
-from fedtailor.experiment import TABLE_SETTINGS, Experiment
+from fedtailor.experiment import NONE, TABLE_SETTINGS, Experiment
 from fedtailor.experiment.aggregation_rule import Rule
+from fedtailor.experiment.fairness import LOSS
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message, State, message_bytes
@@ -38,10 +39,12 @@ from fedtailor.method import Layout, Method, Server, expected_upload
 from fedtailor.methods import find_method
 from fedtailor.models import ModelLike, build_model, wants_tokens
 from fedtailor.models.assembly import Assembled, assemble
+from fedtailor.server.aggregation.fairness import check_fairness
 from fedtailor.server.aggregation.robust import check_aggregation
 from fedtailor.server.aggregation.secure import check_secure
 from fedtailor.server.aggregation.server_optimizer import check_server_optimizer
 from fedtailor.server.budget import Budget, settled, wanted_privacy
+from fedtailor.server.flight import check_uneven
 from fedtailor.server.setup import Setup, describe_layers, describe_uploads
 from fedtailor.training.augmentation import Augmentation
 from fedtailor.training.inputs import CPU, held, sample_shape
@@ -180,6 +183,7 @@ class Prepared:
             server.round = 1
             left_out = terms.method.recorded if terms.privacy else set()
             expected = expected_upload(terms.method, server, 0)
+            expected |= {LOSS: torch.zeros((), dtype=torch.float64)} if terms.fair else {}
             upload = {name: tensor for name, tensor in expected.items() if name not in left_out}
         except FedtailorError:  # refused, before there is a run directory
             raise
@@ -191,7 +195,7 @@ class Prepared:
             notes=notes,
             method=experiment.method,
             title=terms.method.title if ":" in experiment.method else "",
-            uploads=describe_uploads(terms.method, terms.privacy),
+            uploads=describe_uploads(terms.method, terms.privacy, terms.fair),
             numbers=None if upload is None else sum(tensor.numel() for tensor in upload.values()),
             bytes=None if upload is None else message_bytes(upload),
         )
@@ -224,8 +228,12 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
     training = data.n_training
     if experiment.secure and not site:
         check_secure(experiment, method, training)
+    if not site:
+        check_uneven(experiment, method, training, data.elsewhere is not None)
     if experiment.aggregation != "mean":
         check_aggregation(experiment, method, training)
+    if experiment.fairness != NONE and not site:
+        check_fairness(experiment, method)
     loss = objects.loss or find_loss(experiment.loss, data)
     model, shape, dtype = objects.model or experiment.model, sample_shape(data.x), getattr(torch, experiment.dtype)
     augmentation = Augmentation.parse(experiment.augment) if experiment.augment else None
@@ -285,6 +293,7 @@ def prepare(experiment: Experiment, objects: Objects, site: bool = False) -> Pre
         secure=experiment.secure and bool(method.means),
         norm_bound=rule.amount if experiment.secure and rule.kind == "norm-bound" else None,
         matmul_precision=experiment.matmul_precision,
+        fair=experiment.fairness != NONE,
     )
     if not site and data.elsewhere is None:
         terms.stack = stack_size(experiment, network, data, terms.training_loss, devices[0].type == "cpu")

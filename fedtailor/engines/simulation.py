@@ -21,6 +21,7 @@ from fedtailor.engines.remote import Remote
 from fedtailor.engines.transports import make_transport
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.attack import Attack
+from fedtailor.experiment.system import Machines
 from fedtailor.messages import NEVER, Reply, Request, State
 from fedtailor.messages.letters import as_answer, as_letter, as_reply
 from fedtailor.messages.store import Store
@@ -199,9 +200,11 @@ class Simulation:
 
 def create(path: Path, prepared: Prepared, transport: Transport | None = None) -> Simulation:
     """Make a run directory and its simulation; with a transport to real sites, their server."""
-    terms = prepared.terms
+    terms, experiment = prepared.terms, prepared.experiment
+    if experiment.system:  # a wrong file is refused before anything is written
+        Machines.of(experiment.system, list(prepared.data.names)[: prepared.data.n_training], experiment.seed)
     directory = RunDirectory.create(
-        path, prepared.experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric, prepared.hostile
+        path, experiment, prepared.data, terms.fingerprint, prepared.setup, terms.metric, prepared.hostile
     )
     with ExitStack() as on_failure:
         on_failure.callback(directory.unlock)

@@ -37,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Settings that are younger than the names of recorded runs: with their defaults, these would be others.
-YOUNGER = ("drop_unlabelled", "server_optimizer", "server_lr", "matmul_precision", "stack", "secure")
+YOUNGER = ("drop_unlabelled", "server_optimizer", "server_lr", "matmul_precision", "stack", "secure", "system", "late")
 
 
 def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> str:

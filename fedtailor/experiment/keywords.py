@@ -73,7 +73,10 @@ class Settings(TypedDict, total=False):
     privacy: str | Mapping[str, Any] | None
     epsilon: float | Literal["inf"] | None
     aggregation: str
+    fairness: str
     secure: bool
+    system: str | Mapping[str, Any] | Path | None
+    late: str | Mapping[str, Any] | None
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"]
     server_lr: float | None
     attack: str | Mapping[str, Any] | None

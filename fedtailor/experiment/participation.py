@@ -1,6 +1,7 @@
 """Participation in the rounds: drawn from the experiment's seed alone, so that all methods see the same clients."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -72,16 +73,18 @@ class Participation:
         count = self.count(clients)
         return (self.most or clients) if count is None else count
 
-    def draw(self, clients: int, seed: int, round: int) -> list[int]:
+    def draw(self, clients: int, seed: int, round: int, among: Sequence[int] | None = None, busy: int = 0) -> list[int]:
         """Draw the participants of a round among so many clients, in the order of their numbers: a function of the
-        seed and the round alone."""
-        stream = numpy_stream(seed, "participation", round)
+        seed and the round alone. Where not all can be called, it is `among` those that can; so many are `busy` with
+        the work of an earlier round, and take the place of others."""
+        stream, free = numpy_stream(seed, "participation", round), clients if among is None else len(among)
         if self.kind == "all":
-            return list(range(clients))
+            return list(range(clients) if among is None else among)
         count = self.count(clients)
         if self.kind == "range":
             count = int(stream.integers(int(self.amount), self.most + 1))
         if count is None:
             called: list[int] = (stream.random(clients) < self.amount).nonzero()[0].tolist()
-            return called
-        return sorted(stream.choice(clients, count, replace=False).tolist())
+            return called if among is None else sorted({*called} & {*among})
+        drawn: list[int] = sorted(stream.choice(free, min(max(0, count - busy), free), replace=False).tolist())
+        return drawn if among is None else [among[place] for place in drawn]

@@ -9,10 +9,11 @@ from fedtailor._common.errors import shown, wanted
 
 
 class Parts(BaseModel):
-    """A setting of several parts. Its first field may stand in the text without its name."""
+    """A setting of several parts. Where it is `bare`, its first field may stand in the text without its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     example: ClassVar[str] = ""
+    bare: ClassVar[bool] = True
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -44,8 +45,10 @@ class Parts(BaseModel):
             raise ValueError(f"like {cls.example}")
         for number, piece in enumerate(value.split(",")):
             name, equals, text = (word.strip() for word in piece.partition("="))
-            if not equals and number == 0:
+            if not equals and number == 0 and cls.bare:
                 name, text = next(names), name
+            elif not equals and not cls.bare:
+                text = "true"
             elif not equals and last:
                 parts[last] += f",{name}"
                 continue
@@ -56,9 +59,10 @@ class Parts(BaseModel):
 
     def __str__(self) -> str:
         """Write all parts that differ from their default, as `parse` reads them."""
-        (first, _), *rest = type(self).model_fields.items()
-        given = [(name, getattr(self, name)) for name, field in rest if getattr(self, name) != field.get_default()]
-        return ", ".join([str(getattr(self, first)), *(f"{name}={_text(value)}" for name, value in given)])
+        fields = list(type(self).model_fields.items())
+        bare = [str(getattr(self, fields.pop(0)[0]))] if self.bare else []
+        given = [(name, getattr(self, name)) for name, field in fields if getattr(self, name) != field.get_default()]
+        return ", ".join([*bare, *(f"{name}={_text(value)}" for name, value in given)])
 
 
 def _text(value: Any) -> str:

@@ -10,8 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedtailor._common.errors import FedtailorError
 from fedtailor.experiment.aggregation_rule import Rule
 from fedtailor.experiment.attack import Attack
+from fedtailor.experiment.fairness import Fairness
+from fedtailor.experiment.late import Late
 from fedtailor.experiment.participation import Participation
 from fedtailor.experiment.privacy import Privacy
+from fedtailor.experiment.system import System, names_file
 from fedtailor.training.metrics import ACCURACY, AUTO, Metric, named_metrics
 from fedtailor.training.schedule import RateSchedule
 
@@ -287,10 +290,27 @@ class Experiment(_Strict):
         description="how means of uploads are taken: mean (mean:inf: without its guard), median, trimmed:0.2, krum:2, "
         "multi-krum:2,5, geometric-median or norm-bound:1.0",
     )
+    fairness: str = Field(
+        "none",
+        description="weights of means that grow with the clients' losses: q:1.0 (by losses to this power, after "
+        "q-FFL), afl:0.1 (by a mixture that climbs along the losses with this step), or none",
+    )
     secure: bool = Field(
         False,
         description="secure aggregation: uploads leave masked, and the server learns their sum alone (at real sites, "
         "or between sites in memory)",
+    )
+    system: str | None = Field(
+        None,
+        description="uneven clients, in virtual seconds: speeds=lognormal:0.5:1000 (samples a second: spread and "
+        "median), bandwidth=1e6 (bytes a second), stragglers=0.1:10 (a tenth is ten times slower), "
+        "availability=0.5:3600 (there half of every hour), or a CSV file with a line for each client",
+    )
+    late: str | None = Field(
+        None,
+        description="whom a round waits for, where not for everybody: deadline=30 (virtual seconds; with partial, slow "
+        "clients take fewer steps), first=10 (the first ten replies), or buffer=5 (asynchronous: the server moves "
+        "after five replies, and whoever is late goes on; staleness=0.5 weighs old changes down)",
     )
     server_optimizer: Literal["sgd", "momentum", "nesterov", "adagrad", "yogi", "adam"] = Field(
         "sgd",
@@ -435,6 +455,24 @@ class Experiment(_Strict):
     @classmethod
     def _aggregation(cls, value: Any) -> str:
         return str(Rule.parse(value))
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _system(cls, value: Any) -> str | None:
+        if value in (None, NONE):
+            return None
+        text = str(value) if isinstance(value, Path) else value
+        return text if isinstance(text, str) and names_file(text) else str(System.parse(text))
+
+    @field_validator("late", mode="before")
+    @classmethod
+    def _late(cls, value: Any) -> str | None:
+        return None if value in (None, NONE) else str(Late.parse(value))
+
+    @field_validator("fairness", mode="before")
+    @classmethod
+    def _fairness(cls, value: Any) -> str:
+        return str(Fairness.parse(value))
 
     @field_validator("epsilon", mode="before")
     @classmethod

@@ -232,9 +232,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Train(Request):
-    """Train, and reply with the upload; with `measure`, also with the metrics of the model right after training."""
+    """Train, and reply with the upload; with `measure`, also with the metrics of the model right after training. The
+    `share` of its steps that a client is to take is below 1 where it has no time for more."""
 
     measure: bool = False
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,13 @@ class Letter:
             raise FedtailorError(f"The letter says no {name}.")
         return value
 
+    def share(self) -> float:
+        """The share of its steps that a client is to take: all, where the letter says nothing."""
+        value = self.header.get("share", 1.0)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+            raise FedtailorError("The letter says no share of the steps.")
+        return float(value)
+
     def number(self, name: str) -> int:
         """An entry of the header that must be a whole number from 0."""
         value = self.header.get(name)
@@ -104,7 +111,7 @@ def as_letter(request: Request, run: str, durable: int) -> Letter:
     header = {"run": run, "asked": asked, "round": request.round, "client": request.client}
     header |= {"accepted": request.version, "durable": durable}
     if isinstance(request, Train):
-        header["measure"] = int(request.measure)
+        header |= {"measure": int(request.measure), "share": request.share}
     return Letter("work", header, request.message)
 
 
@@ -113,7 +120,7 @@ def as_request(letter: Letter) -> tuple[Request, int]:
     kind = ASKED.get(letter.text("asked"))
     if kind is None:
         raise FaultError("refused", f"A site does not answer {letter.text('asked')!r}.")
-    more = {"measure": bool(letter.number("measure"))} if kind is Train else {}
+    more = {"measure": bool(letter.number("measure")), "share": letter.share()} if kind is Train else {}
     message = dict(letter.tensors)
     request = kind(letter.number("round"), letter.number("client"), message, letter.number("accepted"), **more)
     return request, letter.number("durable")

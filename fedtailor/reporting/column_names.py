@@ -7,8 +7,8 @@ from fedtailor.training.metrics import METRICS
 
 METRIC = "metric"  # the one that decides; it also goes by its own name
 NAMES = (
-    METRIC, "epsilon", "validation", "vs-best", "gain", "losing", "worst-decile", "hostile", "backdoor", "failed",
-    "rounds", "speed-up", "bytes-to-target", "bytes", "passes", "samples-per-second",
+    METRIC, "epsilon", "validation", "vs-best", "gain", "losing", "worst-decile", "std", "hostile", "backdoor",
+    "failed", "rounds", "speed-up", "bytes-to-target", "clock-to-target", "bytes", "passes", "samples-per-second",
 )  # fmt: skip
 HELP = (
     "the table's columns in this order, with commas between them: accuracy or another metric (also one of yours), "

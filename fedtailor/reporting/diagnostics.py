@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.engines.result import RunResult
+from fedtailor.reporting.axes import ROUNDS, Axis
 from fedtailor.reporting.figures import POINTS, evenly, in_order, left_out, regression, samples
 from fedtailor.reporting.marks import Array, Curve, Figure, Heat, Network, Panel, Points, Style
 from fedtailor.server.records import counted_classes
@@ -27,6 +28,7 @@ class Shown:
     line: Line
     result: RunResult
     style: Style
+    axis: Axis
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -91,10 +93,11 @@ class Shown:
         return Heat(self.names, self.names, frames, measure, "diverging" if diverging else "sequential", limits)
 
 
-def diagnostics(line: Line, style: Style) -> list[Figure]:
-    """Draw the diagnostics of a line's first run that recorded any."""
+def diagnostics(line: Line, style: Style, axis: Axis = ROUNDS) -> list[Figure]:
+    """Draw the diagnostics of a line's first run that recorded any, their curves over this axis."""
     for result in line.results:
-        shown = Shown(line, result, Style(style.colour))
+        there = np.isfinite(axis.along(result)).any()  # a run may have no virtual time, and others some
+        shown = Shown(line, result, Style(style.colour), axis if there else ROUNDS)
         if shown.rounds:
             try:
                 return BY_METHOD.get(line.method, anything)(shown)
@@ -204,8 +207,8 @@ def _helpers(shown: Shown, name: str) -> Panel:
 
 def apfl(shown: Shown) -> list[Figure]:
     caption = (
-        "αᵢ, the share of the local model in each client's mix, over rounds: thin lines are clients, the thick one is "
-        "their mean. 1 is a client that has no use for the global model, 0 one that needs nothing else."
+        f"αᵢ, the share of the local model in each client's mix, {shown.axis.tab}: thin lines are clients, the thick "
+        "one is their mean. 1 is a client that has no use for the global model, 0 one that needs nothing else."
     )
     return [_over_rounds(shown, "alpha", "α", "How personal the mix is", caption, (0, 1))]
 
@@ -215,11 +218,11 @@ def _over_rounds(
 ) -> Figure:
     """Draw a vector over the clients as lines over rounds, one for each client."""
     rounds = [shown.rounds[place] for place in evenly(len(shown.rounds), POINTS)]
-    values, x = np.stack([shown.at(round)[name] for round in rounds]), np.array(rounds, dtype=float)
+    values, x = np.stack([shown.at(round)[name] for round in rounds]), shown.axis.at(shown.result, rounds)
     few = [shown.order[place] for place in evenly(len(shown.order), 100)]
     lines = [Curve(x, values[:, c], f"client {shown.result.names[c]}", shown.style, kind="one of many") for c in few]
     mean = Curve(x, np.nanmean(values, axis=1), "mean", shown.style)
-    return shown.figure(name, title, caption, [Panel("", [*lines, mean], "round", symbol, y_limits=limits)], 1)
+    return shown.figure(name, title, caption, [Panel("", [*lines, mean], shown.axis.title, symbol, y_limits=limits)], 1)
 
 
 def ifca(shown: Shown) -> list[Figure]:
@@ -263,8 +266,8 @@ def anything(shown: Shown) -> list[Figure]:
         elif tensor.size == 1:
             rounds = [shown.rounds[place] for place in evenly(len(shown.rounds), POINTS)]
             values = np.array([shown.at(round)[name].item() for round in rounds])
-            curve = Curve(np.array(rounds, dtype=float), values, name, shown.style)
-            panel = Panel("", [curve], "round", name)
+            curve = Curve(shown.axis.at(shown.result, rounds), values, name, shown.style)
+            panel = Panel("", [curve], shown.axis.title, name)
             figures.append(shown.figure(name, name, f"The method's diagnostic {name}.", [panel], 1))
     return figures
 

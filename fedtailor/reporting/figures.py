@@ -10,6 +10,7 @@ import numpy as np
 from fedtailor.data.partitions import NATURAL, PARTITIONS, WITHIN, partitions_catalogue
 from fedtailor.data.shifts import divided
 from fedtailor.engines.result import RunResult
+from fedtailor.reporting.axes import Along, Axis, axes
 from fedtailor.reporting.marks import Array, Bars, Curve, Figure, Heat, Mark, Panel, Points, Style
 from fedtailor.server.records import RoundRecord, counted_classes, joined_in_words
 from fedtailor.studies.client_results import same_clients
@@ -50,36 +51,11 @@ def in_order(result: RunResult, training: bool = False) -> list[int]:
 # --- learning curves ---
 
 
-def curves(summary: Summary, styles: Styles) -> list[Figure]:
-    """The metric and the loss over rounds, over bytes and over time."""
-    lines = summary.lines
-    sent = max(_sent(result)[-1] for line in lines for result in line.results)
-    took = max(_took(result)[-1] for line in lines for result in line.results)
-    by_bytes, byte_unit = _unit(sent, (("B", 1), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
-    by_time, time_unit = _unit(took, (("s", 1), ("min", 60), ("h", 3600)))
-    axes: list[tuple[str, str, Callable[[RunResult], Array]]] = [
-        ("rounds", "round", _numbers),
-        ("bytes", f"sent up and down until then, {byte_unit}", lambda result: _sent(result) / by_bytes),
-        ("time", f"time until then, {time_unit}", lambda result: _took(result) / by_time),
-    ]
-    return [_curves(summary, styles, *axis) for axis in axes]
-
-
-def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, str]:
-    name, size = next(((n, s) for n, s in reversed(units) if largest >= 2 * s), units[0])
-    return size, name
-
-
-def _numbers(result: RunResult) -> Array:
-    return np.array([record.round for record in result.rounds], dtype=float)
-
-
-def _sent(result: RunResult) -> Array:
-    return np.cumsum([float(record.bytes) for record in result.rounds])
-
-
-def _took(result: RunResult) -> Array:
-    return np.cumsum([float(record.seconds) for record in result.rounds])
+def curves(summary: Summary, styles: Styles, first: Along = "rounds") -> list[Figure]:
+    """The metric and the loss over everything that curves can be drawn over, this one first."""
+    found = axes(summary)
+    order = sorted(found, key=lambda name: name != first)
+    return [_curves(summary, styles, found[name]) for name in order]
 
 
 def _measures(metric: Metric) -> list[tuple[Value, str, str, float]]:
@@ -92,15 +68,17 @@ def _measures(metric: Metric) -> list[tuple[Value, str, str, float]]:
     return [first, *losses[metric.name == LOSS.name :]]
 
 
-def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Callable[[RunResult], Array]) -> Figure:
+def _curves(summary: Summary, styles: Styles, axis: Axis) -> Figure:
     panels = []
     for of, name, unit, factor in _measures(summary.metric):
-        marks = [_curve(line, styles[line.title], along, of, factor) for line in summary.lines]
+        marks = [_curve(line, styles[line.title], axis.along, of, factor) for line in summary.lines]
         shown = [mark for mark in marks if len(mark.y)]
         if shown:
             label = f"{name}, {unit}" if unit else name
             panels.append(
-                Panel(f"{name[0].upper()}{name[1:]}", shown, title, label, y_limits=_window(shown) if unit else None)
+                Panel(
+                    f"{name[0].upper()}{name[1:]}", shown, axis.title, label, y_limits=_window(shown) if unit else None
+                )
             )
     seeds = any(len(line.results) > 1 for line in summary.lines)
     caption = {
@@ -108,14 +86,19 @@ def _curves(summary: Summary, styles: Styles, axis: str, title: str, along: Call
         "bytes": "The same curves against what was sent in both directions until then: further left is cheaper. "
         "Methods that send nothing (Local) stand at 0.",
         "time": "The same curves against the time of the rounds, evaluation included, on the machine that ran them.",
-    }[axis]
+        "clock": "The same curves against the virtual time that rounds take by the clients' systems, whatever the "
+        "machine that ran them.",
+    }[axis.name]
+    timeless = [line.label for line in summary.lines if not any(np.isfinite(axis.along(r)).any() for r in line.results)]
+    if timeless:
+        caption += f" Not here, as they have no virtual clock: {', '.join(timeless)}."
     if came := joined_in_words(summary.lines[0].results[0].partition["joined"]):
         caption += f" {came}: means are over more clients from then on."
     if any(record.missing for line in summary.lines for result in line.results for record in result.rounds):
         caption += " In some rounds not all clients were measured: means there are over fewer clients."
     if seeds:
         caption += " Lines are means over seeds, bands one standard deviation to both sides."
-    return Figure(f"curves-{axis}", "Learning curves", caption, panels, max(2, len(panels)), tab=f"over {axis}")
+    return Figure(f"curves-{axis.name}", "Learning curves", caption, panels, max(2, len(panels)), tab=axis.tab)
 
 
 def _curve(line: Line, style: Style, along: Callable[[RunResult], Array], of: Value, factor: float) -> Curve:
@@ -123,7 +106,7 @@ def _curve(line: Line, style: Style, along: Callable[[RunResult], Array], of: Va
     found: dict[int, list[tuple[float, float]]] = {}
     for result in line.results:
         for record, x in zip(result.rounds, along(result), strict=True):
-            if (value := of(record)) is not None:
+            if (value := of(record)) is not None and np.isfinite(x):
                 found.setdefault(record.round, []).append((float(x), factor * value))
     rounds = sorted(found)
     rounds = [rounds[place] for place in evenly(len(rounds), POINTS)]

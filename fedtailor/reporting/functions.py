@@ -35,6 +35,8 @@ from fedtailor.training.predictions import OwnMetric
 if TYPE_CHECKING:
     import plotly.graph_objects
 
+    from fedtailor.reporting.axes import Along
+
 OnRun = Callable[[str, RunResult | None], None]
 Reported = str | Path | RunResult | Table
 
@@ -276,12 +278,14 @@ def report(
     figures: str | Path | None = None,
     tables: str | Path | None = None,
     columns: Sequence[str] | None = None,
+    x: "Along" = "rounds",
 ) -> Path:
     """Make one HTML page of runs (a comparison's table, results, run directories, or directories that contain some; one
     of these, or several), and return its path.
 
     `figures` is a directory for every figure as PNG, PDF and SVG, and `tables` one for the table as text, Markdown and
-    LaTeX; `columns` are the table's.
+    LaTeX; `columns` are the table's. `x` is what curves are drawn over first: rounds, bytes, time, or "clock", the
+    virtual time of clients that have a system.
     """
     from fedtailor.reporting.page import prepare, write_page
     from fedtailor.reporting.paper import check_matplotlib, save
@@ -289,7 +293,7 @@ def report(
 
     if figures is not None:
         check_matplotlib()
-    prepared = prepare(_of_report(runs), columns)
+    prepared = prepare(_of_report(runs), columns, x)
     for note in prepared.notes:
         warn(note)
     path = Path(to)

@@ -20,6 +20,7 @@ from fedtailor.data.shifts import in_words as shift_in_words
 from fedtailor.engines.result import RunResult
 from fedtailor.experiment.participation import Participation
 from fedtailor.reporting import figures as general
+from fedtailor.reporting.axes import Along, chosen_axis
 from fedtailor.reporting.client_tables import clients_html
 from fedtailor.reporting.conclusion import conclusion
 from fedtailor.reporting.diagnostics import diagnostics
@@ -61,12 +62,14 @@ class Report:
         return [figure for section in self.sections for figure in section.figures]
 
 
-def prepare(runs: Runs, columns: Sequence[str] | None = None) -> Report:
-    """Make all figures and notes of these runs; refuse runs that cannot be compared."""
+def prepare(runs: Runs, columns: Sequence[str] | None = None, x: Along = "rounds") -> Report:
+    """Make all figures and notes of these runs; refuse runs that cannot be compared. `x` is what the page's curves are
+    drawn over at first, and those of the diagnostics always."""
     summary = summarize(runs.results, runs.target, runs.tuned)
     look = styles([(line.title, line.method) for line in summary.lines])
     notes = [*_notes(runs)]
-    sections = [Section("curves", "Learning curves", general.curves(summary, look))]
+    axis = chosen_axis(summary, x)
+    sections = [Section("curves", "Learning curves", general.curves(summary, look, x))]
     if each := general.clients(summary, look):
         sections.append(Section("clients", "Clients", [each], clients_html(client_table(summary))))
     if gains := general.gains(summary, look):
@@ -77,7 +80,7 @@ def prepare(runs: Runs, columns: Sequence[str] | None = None) -> Report:
     sections.append(Section("data", "Data", general.partitions(summary), _pictures(summary)))
     for place, line in enumerate(summary.lines):
         try:
-            own = diagnostics(line, look[line.title])
+            own = diagnostics(line, look[line.title], axis)
         except FedtailorError as error:
             notes.append(f"The diagnostics of {line.label} are left out: {error}")
             continue

@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.text import epsilon_text, human_bytes
+from fedtailor.experiment import NONE
 from fedtailor.reporting.column_names import METRIC, check_columns
 from fedtailor.studies.captions import target_text
 from fedtailor.studies.summary import Line, Summary
@@ -73,6 +74,8 @@ def _usual(summary: Summary) -> list[Column]:
         found.append(Column("losing", "clients that lose", _losing))
     if any(line.worst_decile is not None for line in lines):
         found.append(Column("worst-decile", "worst decile", lambda line: metric.text(line.worst_decile)))
+    if any(line.results[0].experiment.fairness != NONE for line in lines):
+        found.append(Column("std", "std over clients", lambda line: metric.text(line.std)))
     if any(line.hostile_value is not None for line in lines):
         found.append(Column("hostile", "hostile clients", lambda line: metric.text(line.hostile_value)))
     if any(line.backdoor is not None for line in lines):
@@ -86,6 +89,8 @@ def _usual(summary: Summary) -> list[Column]:
             found.append(Column("speed-up", "speed-up", _speed_up, cost=True))
         to_target = Column("bytes-to-target", f"bytes to {reached}", lambda line: _bytes(line.bytes_to_target), True)
         found.append(to_target)
+        if any(line.clock_to_target is not None for line in lines):
+            found.append(Column("clock-to-target", f"virtual time to {reached}", _clock_to_target, cost=True))
     found.append(Column("bytes", "bytes in all", lambda line: _bytes(line.bytes), cost=True))
     if any(line.passes for line in lines):
         found.append(Column("passes", "passes a round", _passes, cost=True))
@@ -151,9 +156,27 @@ def _failed(line: Line) -> str:
 
 
 def _rounds(line: Line) -> str:
+    """The rounds to the target, and which of several seeds reach it; more than all rounds, if none does."""
     if line.rounds_to_target is None:
         return f"> {max(len(result.rounds) for result in line.results)}"
-    return _short(line.rounds_to_target)
+    some = "" if line.reached == len(line.results) else f" ({line.reached} of {len(line.results)})"
+    return _to_target(line.rounds_to_target, line.rounds_to_target_std, _short) + some
+
+
+def _clock_to_target(line: Line) -> str:
+    return _to_target(line.clock_to_target, line.clock_to_target_std, _time)
+
+
+def _time(seconds: float) -> str:
+    """Format a virtual time: exact arithmetic, of which a rounded minute would show too little."""
+    size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (0, "s")) if seconds >= 2 * size)
+    return f"{seconds / (size or 1):.3g} {unit}"
+
+
+def _to_target(mean: float | None, std: float | None, text: Callable[[float], str]) -> str:
+    if mean is None:
+        return "–"
+    return text(mean) if std is None else f"{text(mean)} ± {text(std)}"
 
 
 def _speed_up(line: Line) -> str:

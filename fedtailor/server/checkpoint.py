@@ -4,9 +4,10 @@ The manifest names all of them and is written last, so it is the commit: what it
 clients' states are at the sites; here are only their versions. Every file has a checksum of its own.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -29,16 +30,30 @@ from fedtailor.messages.store import Store
 from fedtailor.server.records import Record
 
 MANIFEST = "manifest.json"
+MESSAGE = "sent before/"  # the beginning of the names of messages that trainings under way were sent
+NOTHING: Message = {}
 OURS = re.compile(r"(manifest\.json\.tmp|server-round-[0-9]+\.safetensors(\.tmp)?)")  # what a killed run may leave
 
 
 @dataclass(kw_only=True)
+class Begun(Record):
+    """A training that is under way: its client, the round and the virtual second in which it began, and the number of
+    the message that it was sent."""
+
+    client: Count
+    round: Count
+    time: float
+    message: Count
+
+
+@dataclass(kw_only=True)
 class Manifest(Record):
-    """The round of a checkpoint, and the versions of all states that belong to it."""
+    """The round of a checkpoint, the versions of all states that belong to it, and what is under way."""
 
     round: Count
     clients: dict[Count, Count]  # of their own states, at the sites
     server: dict[Count, Count]  # of what the server keeps of them
+    under_way: list[Begun] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
@@ -47,6 +62,8 @@ class Manifest(Record):
             not NEVER < version <= record.round for of in (record.clients, record.server) for version in of.values()
         ):
             raise ValueError("it names states of rounds that it does not have")
+        if any(begun.round > record.round for begun in record.under_way):
+            raise ValueError("it names trainings of rounds that it does not have")
         return record
 
 
@@ -57,6 +74,8 @@ class Saved:
     round: int = 0  # 0: there is no checkpoint yet
     state: State = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)  # of the clients' states
+    under_way: list[Begun] = field(default_factory=list)  # trainings
+    messages: State = field(default_factory=dict)  # that these were sent, by their numbers
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -85,7 +104,14 @@ class Checkpoint:
     _round: int | None = None  # the round of the last one
 
     def write(
-        self, round: int, state: Message, versions: dict[int, int], save: Callable[[], None], prune: Callable[[], None]
+        self,
+        round: int,
+        state: Message,
+        versions: dict[int, int],
+        save: Callable[[], None],
+        prune: Callable[[], None],
+        under_way: Sequence[Begun] = (),
+        messages: Message = NOTHING,
     ) -> None:
         """Save everything of a round. `save` makes the sites' states durable, `prune` lets go of the older ones."""
         if self.directory is None:
@@ -94,8 +120,10 @@ class Checkpoint:
         save()
         self.store.save()
         make_directory(self.directory)
-        write_atomically(file, frame(state, sender="server", round=round))
-        named = f'{{"round": {round}, "clients": {_as_json(versions)}, "server": {_as_json(self.store.current)}}}'
+        sent = {MESSAGE + name: tensor for name, tensor in messages.items()}
+        write_atomically(file, frame({**state, **sent}, sender="server", round=round))
+        named = f'{{"round": {round}, "clients": {_as_json(versions)}, "server": {_as_json(self.store.current)}'
+        named += f', "under_way": {json.dumps([asdict(begun) for begun in under_way])}}}' if under_way else "}"
         write_atomically(self.directory / MANIFEST, seal(named))
         prune()
         self.store.prune()
@@ -117,13 +145,19 @@ class Checkpoint:
                 f"The checkpoint in {self.directory} is of another run: it names clients that do not exist."
             )
         path = self._file(manifest.round)
-        state = unframe(read_bytes(path), str(path), sender="server", round=manifest.round)
+        tensors = unframe(read_bytes(path), str(path), sender="server", round=manifest.round)
+        tensors = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        messages = {name: tensor for name, tensor in tensors.items() if name.startswith(MESSAGE)}
         self.store.restore(manifest.server, sweep)
         if sweep:
             self._sweep(manifest.round)
         self._round = manifest.round
         return Saved(
-            manifest.round, {name: tensor.to(self.device) for name, tensor in state.items()}, dict(manifest.clients)
+            manifest.round,
+            {name: tensor for name, tensor in tensors.items() if name not in messages},
+            dict(manifest.clients),
+            manifest.under_way,
+            {name.removeprefix(MESSAGE): tensor for name, tensor in messages.items()},
         )
 
     def _sweep(self, round: int | None) -> None:

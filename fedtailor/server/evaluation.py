@@ -1,6 +1,6 @@
 """Evaluation: which models are measured in a round, who is missing, and the averages of the metrics."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -49,24 +49,31 @@ class Evaluator:
         return every > 0 and (self.protocol.model == "local" or round % every == 0 or round == last)
 
     def evaluate(
-        self, server: Server, versions: dict[int, int], trained: Iterable[Reply], transport: Transport
+        self,
+        server: Server,
+        versions: dict[int, int],
+        trained: Iterable[Reply],
+        transport: Transport,
+        away: Collection[int] = (),
     ) -> Evaluated:
         """Measure what the protocol asks for in this round. A client that is not measured now is missing, whatever is
-        known of it from before, unless its model is still the same."""
+        known of it from before, unless its model is still the same. Those that are `away` are not asked, and count with
+        what they had when they were asked last."""
         chosen = self.clients
         if self.protocol.clients == "participants":  # there may be many more clients
             chosen = [client for client in sorted(server.participants) if client in chosen]
         if self.protocol.model == "local":
             chosen, missing, replies = self._local(server.round, chosen, trained)
         else:
-            requests, asked = self._requests(server, chosen, versions)
+            requests, asked = self._requests(server, [c for c in chosen if c not in away], versions)
             replies = self._ask(requests, asked, transport)
             for client, reply in replies.items():
                 if reply.measured:
                     self.known[client] = (versions.get(client, NEVER), reply.measured[0])
             missing = [client for client, reply in replies.items() if not reply.measured]
-        away = set(missing)
-        left = {client: self.known[client][1] for client in chosen if client not in away}
+            missing += [client for client in chosen if client in away and client not in self.known]
+        lacking = set(missing)
+        left = {client: self.known[client][1] for client in chosen if client not in lacking}
         return Evaluated({client: measured for client, measured in left.items() if measured}, missing, replies)
 
     def _local(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -15,21 +16,35 @@ import torch
 from fedtailor._common.errors import FedtailorError, explained
 from fedtailor.experiment import Experiment
 from fedtailor.experiment.aggregation_rule import Rule
+from fedtailor.experiment.fairness import Fairness
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import NEVER, Message, Reply, Size, Train, check_tensors, sizes
 from fedtailor.messages.transport import Transport
 from fedtailor.method import Method, Server, check_upload
 from fedtailor.server.aggregation import Aggregator, make_aggregator
+from fedtailor.server.aggregation.fairness import without_loss
 from fedtailor.server.aggregation.server_optimizer import PLAIN, chosen_optimizer, optimised
 from fedtailor.server.budget import Budget
 from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import Evaluated, Evaluator, averages, clients_record, early_stop
 from fedtailor.server.failures import Failures
+from fedtailor.server.flight import Flight, Gathered, keep_machines
 from fedtailor.server.observations import Observations
 from fedtailor.server.records import ClientsRecord, RoundRecord, finite
 from fedtailor.server.run_directory import RunDirectory
 from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.streams import torch_stream
+
+
+class Trained(NamedTuple):
+    """A round's training: the uploads added up, the replies that count without these, who failed, and of these who did
+    because of what it was sent."""
+
+    total: Aggregator
+    replies: dict[int, Reply]
+    failed: list[int]
+    misled: list[int]
+    gathered: Gathered | None  # where clients are uneven, or rounds asynchronous
 
 
 @dataclass
@@ -61,13 +76,17 @@ class Loop:
         self.title, stop = type(self.method).__name__, experiment.on_failure == "stop"
         self.failures = Failures(self.title, self.names, stop, experiment.rounds, self.hostile)
         self._participation = Participation.parse(experiment.participation)
-        self._rule = Rule.parse(experiment.aggregation)
+        self._rule, self._fairness = Rule.parse(experiment.aggregation), Fairness.parse(experiment.fairness)
         self._secure = experiment.secure and bool(self.method.means)
         self._without_records = self.budget is not None or experiment.secure
         self._takes_steps = chosen_optimizer(experiment, self.method) != PLAIN
+        folder = self.directory.path if self.directory else None
+        self.flight = Flight.of(experiment, self.names[: self.server.n_clients], folder)
 
     def start(self, transport: Transport) -> None:
         """Prepare round 1."""
+        if self.directory is not None:
+            keep_machines(self.experiment.system, self.directory.path)
         self.server.random = torch_stream(self.experiment.seed, "server", 0)
         with self._phase("", "start"):
             self.method.start(self.server)
@@ -84,6 +103,8 @@ class Loop:
         self.rounds = self.directory.rounds()
         for record in self.rounds:
             self.server.warnings |= record.warnings
+        if self.flight is not None and self.rounds:
+            self.flight.now = self.rounds[-1].clock or 0.0
         self.evaluator.remember(self.directory.clients(), self.rounds)
         self.observations.cut(self.finished)
 
@@ -91,6 +112,8 @@ class Loop:
         """Read the last checkpoint. `sweep` removes what a killed run left behind."""
         saved = self.checkpoint.read(sweep)
         self.finished, self.server.state, self.versions = saved.round, saved.state, saved.versions
+        if self.flight is not None:
+            self.flight.restore(saved.under_way, saved.messages, saved.versions)
         self.server.round = self.finished
         self.server.random = torch_stream(self.experiment.seed, "server", self.finished)
         self._admit()
@@ -139,14 +162,17 @@ class Loop:
                 self.directory.sync()  # what was recorded lasts as long as the checkpoint
                 if self.finished:
                     self.observations.sync()
-            self.checkpoint.write(self.finished, self.server.state, self.versions, transport.save, transport.prune)
+            under_way = self.flight.saved() if self.flight is not None else ()
+            commit = (transport.save, transport.prune)
+            self.checkpoint.write(self.finished, self.server.state, self.versions, *commit, *under_way)
 
     def round(self, number: int, transport: Transport) -> RoundRecord:
         """Do one round: send, train, receive, evaluate, record."""
         begin, patience = time.perf_counter(), self.experiment.evaluation.patience
         participants, known = self.call(number), {about for record in self.rounds for about in record.warnings}
-        sent, total, replies, misled = self._train(number, transport)
+        trained = self._train(number, transport)
         self._round_complete = False
+        total, replies = trained.total, trained.replies
         counted = replies
         if replies and (lacking := total.lacking):  # then nobody's state changes, as if nobody had replied
             about = f"secure aggregation in round {number}" if self._secure else "aggregation"
@@ -164,21 +190,23 @@ class Loop:
         found = Evaluated({}, [], {})
         if self.evaluator.due(number, self.experiment.rounds):
             with self._phase("evaluation", "evaluation"):
-                found = self.evaluator.evaluate(self.server, self.versions, counted.values(), transport)
+                n_clients = self.server.n_clients
+                away = self.flight.away(trained.gathered, n_clients) if self.flight and trained.gathered else ()
+                found = self.evaluator.evaluate(self.server, self.versions, counted.values(), transport, away)
         self.failures.close_evaluation(number, found, replies, self.server)
         if number % self.experiment.observe_every == 0:
             with self._phase("", "observe"):
                 if shown := self.method.observe(self.server):
                     self.observations.put(number, shown)
-        down = {client: size.bytes for client, size in sent.items()}
+        down = {client: size.bytes for client, size in self._sent.items()}
         up = {client: reply.bytes_up for client, reply in replies.items()}
         honest = {client: of for client, of in found.measured.items() if client not in self.hostile}
         record = RoundRecord(
             **vars(averages(honest, self.experiment.evaluation.average, self.metric)),
             round=number,
             participants=list(participants),
-            failed=[client for client in participants if client not in replies],
-            misled=misled,
+            failed=trained.failed,
+            misled=trained.misled,
             missing=[client for client in found.missing if client not in self.hostile],
             warnings={about: self.server.warnings[about] for about in self.server.warnings if about not in known},
             bytes_down=sum(down.values()),
@@ -188,6 +216,8 @@ class Loop:
         )
         if self.budget is not None:
             self._account(record, self.budget)
+        if self.flight is not None and trained.gathered is not None:
+            self._look_at_the_clock(record, self.flight, trained.gathered)
         self.rounds.append(record)
         if patience and (found_stop := early_stop(self.rounds, patience, self.metric)):
             record.stop = record.stop or found_stop.in_words(self.metric)
@@ -201,10 +231,24 @@ class Loop:
 
     def call(self, number: int) -> list[int]:
         """Begin a round: draw who takes part in it. New clients, numbered behind the others, do not."""
-        server, seed = self.server, self.experiment.seed
-        server.round, server.participants = number, self._participation.draw(len(server.n_samples), seed, number)
+        server, seed, draw = self.server, self.experiment.seed, self._participation.draw
+        clients = len(server.n_samples)
+        called = self.flight.call(draw, clients, seed, number) if self.flight else draw(clients, seed, number)
+        server.round, server.participants = number, called
         server.random = torch_stream(seed, "server", number)
-        return server.participants
+        return called
+
+    def _look_at_the_clock(self, record: RoundRecord, flight: Flight, gathered: Gathered) -> None:
+        """Write down when a round ended, who was late in it, and how old its replies are; let it count."""
+        ages = {work.client: record.round - work.request.round for work in gathered.ended}
+        record.late = sorted(work.client for work in gathered.late)
+        record.stale = {client: ages[client] for client in sorted(ages) if ages[client] and client not in record.failed}
+        record.differentiated += sum(work.reply.differentiated for work in gathered.late if work.reply)
+        flight.close(gathered)
+        if flight.machines is not None:
+            record.clock = flight.now
+            if flight.nobody_comes:
+                record.stop = "no client is there any more"
 
     def _account(self, record: RoundRecord, budget: Budget) -> None:
         """Write down what the rounds have cost of the privacy, and whether one more is affordable."""
@@ -213,39 +257,52 @@ class Loop:
         training, seed = len(self.server.n_samples), self.experiment.seed
         record.stop = budget.exhausted(rounds, self._participation.draw(training, seed, record.round + 1))
 
-    def _train(
-        self, number: int, transport: Transport
-    ) -> tuple[dict[int, Size], Aggregator, dict[int, Reply], list[int]]:
-        """Have the participants train. Return the size of what went down to each, the uploads added up, the replies
-        without these, and who failed because of what it was sent. Interrupted, it has changed nothing at the server."""
+    def _train(self, number: int, transport: Transport) -> "Trained":
+        """Have the participants train. Interrupted, it has changed nothing at the server."""
         undo = self._undo()
         try:
-            messages = self._messages()
-            privacy = self.budget.privacy if self.budget else None
-            seed = None if self.secret else self.experiment.seed
-            total = make_aggregator(self._rule, self.method, self.server, messages, privacy, seed, self._secure)
-            measure = self.experiment.evaluation.model == "local"
+            messages, measure = self._messages(), self.experiment.evaluation.model == "local"
             requests = [
                 Train(number, client, message, self.versions.get(client, NEVER), measure)
                 for client, message in messages.items()
             ]
             replies: dict[int, Reply] = {}
             received: dict[int, Size] = {}
+            gathered, sent = None, self._sent
             with self._phase("training"):
-                for reply in transport.ask(requests):
-                    if (client := reply.clients[0]) in messages and client not in replies:
-                        replies[client] = reply
-                        self._take(total, client, replies, received)
+                if self.flight is None:
+                    total = self._aggregator(messages)
+                    for reply in transport.ask(requests):
+                        if (client := reply.clients[0]) in messages and client not in replies:
+                            replies[client] = reply
+                            self._take(total, client, replies, received)
+                else:
+                    gathered = self.flight.gather(requests, self._sent, transport)
+                    messages = self.flight.brought_forward(gathered, self.method, self.server)
+                    sent = {work.client: work.size for work in gathered.ended}
+                    self.server.participants, total = list(messages), self._aggregator(messages)
+                    for work in sorted(gathered.ended, key=lambda work: work.client):
+                        assert work.reply is not None
+                        replies[work.client] = work.reply
+                        self._take(total, work.client, replies, received)
                 for client in messages.keys() - replies.keys():
                     replies[client] = Reply((client,), error="it did not answer")
                     self._take(total, client, replies, received)
                 total.close(transport.ask, replies)
-            misled = self.failures.close(number, self._sent, received, replies, self.server)
+            misled = self.failures.close(number, sent, received, replies, self.server)
         except BaseException:
             undo()
             raise
+        failed = [client for client in sorted(replies) if replies[client].error]
         accepted = {client: replies[client] for client in sorted(replies) if not replies[client].error}
-        return self._sent, total, accepted, misled
+        return Trained(total, accepted, failed, misled, gathered)
+
+    def _aggregator(self, messages: Mapping[int, Message]) -> Aggregator:
+        """Make the aggregator of a round whose uploads are changes of these messages."""
+        privacy = self.budget.privacy if self.budget else None
+        seed = None if self.secret else self.experiment.seed
+        how = (privacy, seed, self._secure, self._fairness)
+        return make_aggregator(self._rule, self.method, self.server, messages, *how)
 
     def _undo(self) -> Callable[[], None]:
         """Remember the server's state; calling the result goes back to it. Where `send` changed it in place that
@@ -279,7 +336,8 @@ class Loop:
         if not reply.error:
             try:
                 if not self._secure:  # what is masked tells nothing
-                    check_upload(self.method, reply.upload, self.server, client, self._without_records)
+                    upload = without_loss(reply.upload) if self._fairness else reply.upload
+                    check_upload(self.method, upload, self.server, client, self._without_records)
                 received |= sizes("its upload", {client: reply.upload}, finite=True)
                 reply.bytes_up = received[client].bytes
             except (ValueError, TypeError) as error:

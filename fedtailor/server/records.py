@@ -13,12 +13,14 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 
 from fedtailor._common.files import Count
+from fedtailor._common.text import human_time
 from fedtailor.data.client_data import Join
 from fedtailor.messages import Measured, Metrics
 from fedtailor.training.metrics import Metric
 
 Plain = dict[str, Any]  # as JSON has it
 MORE = ("more", "validation_more")
+UNEVEN = ("clock", "late", "stale")
 AnyRecord = TypeVar("AnyRecord", bound="Record")
 
 
@@ -116,6 +118,9 @@ class RoundRecord(Averages):
     bytes_up: Count
     differentiated: Count = 0  # samples of which the participants computed the gradient
     seconds: float
+    clock: float | None = None  # virtual seconds from the run's beginning to the end of this round
+    late: list[Count] = field(default_factory=list)  # whose work came to nothing: too late, or gone before it was done
+    stale: dict[Count, Count] = field(default_factory=dict)  # of the replies that counted: how many rounds old, if any
     epsilon: float | None = None  # spent up to this round, in a private run
     epsilon_rdp: float | None = None  # the same by RDP
     stop: str = ""  # why there is no round after this one
@@ -126,6 +131,13 @@ class RoundRecord(Averages):
         if b'"std"' not in line:  # an older version's, which has these of the accuracy alone
             record.std, record.worst_decile = record.accuracy_std, record.accuracy_worst_decile
         return record
+
+    def plain(self) -> Plain:
+        """All fields as JSON has them, without those of uneven clients where there are none."""
+        plain = super().plain()
+        left_out = {name for name in UNEVEN if not plain[name] and plain[name] != 0}
+        stale = {"stale": {str(client): age for client, age in self.stale.items()}}
+        return {name: value for name, value in {**plain, **stale}.items() if name not in left_out}
 
     @property
     def bytes(self) -> int:
@@ -195,6 +207,20 @@ def failures_in_words(runs: Sequence[Failures], clients: int) -> str:
     parts = [(always, "in every round that they took part in"), (fmean(map(len, runs)) - always, "in some rounds")]
     said = [f"{number:.3g} of {clients} clients failed {when}" for number, when in parts if number]
     return ", ".join(said) + (" (mean over seeds)" if said and len(runs) > 1 else "")
+
+
+def late_in_words(rounds: Sequence[RoundRecord]) -> str:
+    """Say how long the rounds took in virtual time, how much work came to nothing, and how old replies were; "" where
+    clients are even."""
+    said = []
+    if rounds and (clock := rounds[-1].clock) is not None:
+        said.append(f"{human_time(clock)} of virtual time")
+    if late := sum(len(record.late) for record in rounds):
+        of = sum(len(record.participants) for record in rounds)
+        said.append(f"{late} of {of} trainings came to nothing, too late or interrupted")
+    if ages := [age for record in rounds for age in record.stale.values()]:
+        said.append(f"{len(ages)} replies were old, by {fmean(ages):.1f} rounds on average and {max(ages)} at most")
+    return "; ".join(said)
 
 
 def joined_in_words(joined: Sequence[Join], most: int = 5) -> str:

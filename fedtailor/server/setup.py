@@ -6,6 +6,7 @@ from typing import Literal
 
 from fedtailor._common.files import Count
 from fedtailor._common.text import human_bytes
+from fedtailor.experiment.fairness import LOSS
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.method import Each, Method
 from fedtailor.server.records import Record
@@ -96,9 +97,9 @@ def describe_secure(method: Method, seen: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def describe_uploads(method: Method, privacy: Privacy | None = None) -> dict[str, str]:
+def describe_uploads(method: Method, privacy: Privacy | None = None, fair: bool = False) -> dict[str, str]:
     """Say of each upload what the server sees of it. In a private run nothing is uploaded for the record alone."""
-    seen = {}
+    seen = {LOSS: "each client's own"} if fair else {}
     for name, how in method.uploads.items():
         if privacy is not None and name in method.recorded:
             continue

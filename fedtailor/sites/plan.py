@@ -78,10 +78,11 @@ class Plan(FileOf):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if "attack" in self.experiment:
-            raise FedtailorError(
-                "The experiment of the plan sets 'attack', which is for simulations alone: leave it out."
-            )
+        for setting in ("attack", "system"):
+            if setting in self.experiment:
+                raise FedtailorError(
+                    f"The experiment of the plan sets {setting!r}, which is for simulations alone: leave it out."
+                )
         for setting in self.experiment:
             if setting in OWN:
                 where = (

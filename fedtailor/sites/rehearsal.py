@@ -20,6 +20,7 @@ from fedtailor.engines.channel import Answers, InMemory
 from fedtailor.engines.preparation import Objects, prepare
 from fedtailor.engines.remote import Remote
 from fedtailor.engines.simulation import Simulation
+from fedtailor.experiment.fairness import LOSS
 from fedtailor.experiment.participation import Participation
 from fedtailor.messages import Message
 from fedtailor.messages.letters import Letter, read_letter
@@ -116,7 +117,7 @@ def rehearse(
             channel = InMemory({**played, names[number]: recorded})
             last = _play(simulation.loop, Remote(channel, run, names, sites.declare()), len(names))
             method, privacy = prepared.terms.method, prepared.terms.privacy
-            seen = describe_uploads(method, privacy)
+            seen = describe_uploads(method, privacy, prepared.terms.fair)
             if prepared.terms.secure:
                 seen = describe_secure(method, seen)
             exchanges = [_exchange(*letters, seen) for letters in recorded.letters]
@@ -193,6 +194,7 @@ def _later(
                     yield replace(before[-1], rounds=(round,))
             elif asked == "train" and called:
                 expected = expected_upload(loop.method, loop.server, number)
+                expected |= {LOSS: torch.zeros((), dtype=torch.float64)}
                 up = _tensors({name: tensor for name, tensor in expected.items() if name in seen}, seen)
                 yield replace(before[-1], up=up, rounds=(round,))
             elif asked != "train" and loop.evaluator.due(round, loop.experiment.rounds):

@@ -72,15 +72,21 @@ def about_columns(summary: "Summary", shown: Collection[str] | None = None) -> I
         )
     if _has(shown, "worst-decile"):
         yield "Worst decile: mean of the worst tenth of the clients."
-    if summary.target is not None and _has(shown, "rounds", "speed-up", "bytes-to-target"):
+    if summary.target is not None and _has(shown, "rounds", "speed-up", "bytes-to-target", "clock-to-target"):
         slowest = ", and the speed-up over the slowest that gets there" if len(lines) > 1 else ""
+        costs = "Rounds and bytes"
+        if any(line.clock_to_target is not None for line in lines):
+            costs = "Rounds, bytes and virtual time"
         partly = protocol.of_the_same and any(
             result.experiment.participation != "all" for line in lines for result in line.results
         )
         metric = summary.metric
         whose = f"mean {metric.title} of the clients called so far" if partly else metric.title
-        seeds = _mean(lines, ", mean")
-        yield f"Rounds and bytes until the {whose} is {target_text(summary)}{seeds}{slowest}."
+        seeds, some = _mean(lines, ", mean ± standard deviation"), ""
+        if any(0 < line.reached < len(line.seeds) for line in lines):
+            some = " that reach it, with their number"
+        chosen = "" if summary.target_given else ", what all runs reach"
+        yield f"{costs} until the {whose} is {target_text(summary)}{chosen}{seeds}{some}{slowest}."
     if _has(shown, "passes") and len({round(line.passes, 1) for line in lines if line.passes is not None}) > 1:
         yield "Passes: how often a participant computes the gradient of each training sample in a round."
     if _has(shown, "vs-best"):

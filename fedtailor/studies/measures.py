@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from operator import truediv
 from statistics import fmean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import averages
@@ -95,9 +95,17 @@ def passes(result: RunResult) -> float | None:
     return sum(record.differentiated for record in result.rounds) / seen if seen else None
 
 
-def until(result: RunResult, target: float) -> tuple[int, int] | None:
-    """Find the first round in which the clients called so far reach the target on average, and the bytes sent until its
-    end; None if there is none.
+class Cost(NamedTuple):
+    """The cost of a run up to the end of a round; virtual seconds only where clients have a system."""
+
+    rounds: int
+    bytes: int
+    clock: float | None
+
+
+def until(result: RunResult, target: float) -> Cost | None:
+    """Find the first round in which the clients called so far reach the target on average, and what the run has cost
+    until its end; None if there is none.
 
     Clients that were never called do not count: some methods adapt a model to their data, others give them one that is
     not trained. So the same clients count for all methods.
@@ -112,7 +120,7 @@ def until(result: RunResult, target: float) -> tuple[int, int] | None:
             counted = {client: measured for client, measured in honest.items() if client in called}
             value = metric.of(averages(counted, protocol.average, metric))
         if value is not None and metric.reaches(value, target):
-            return record.round, sent
+            return Cost(record.round, sent, record.clock)
     return None
 
 

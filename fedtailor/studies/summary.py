@@ -28,7 +28,7 @@ from fedtailor.studies.measures import (
 )
 from fedtailor.training.metrics import Metric
 
-CONDITIONS = ("privacy", "epsilon", "aggregation", "attack")  # that are not chosen by validation data
+CONDITIONS = ("privacy", "epsilon", "aggregation", "fairness", "attack")  # that are not chosen by validation data
 # What tells nothing about a line: it is the same for all, or does not change what is compared.
 _COMMON = {*EXECUTION_ONLY, *DATA_SETTINGS, "seed", "observe_every", "method", "parameters"}
 
@@ -52,7 +52,7 @@ class Line:
     accuracy_std: float | None
     loss: float | None
     worst_decile: float | None
-    rounds_to_target: float | None  # mean over seeds; None if a seed does not reach it
+    rounds_to_target: float | None  # mean over the seeds that reach it; None if none does
     bytes_to_target: float | None
     passes: float | None  # over a participant's training samples in a round, mean over seeds
     samples_per_second: float | None
@@ -71,6 +71,12 @@ class Line:
     hostile_value: float | None = None  # as `value`, of the hostile clients of a study
     backdoor: float | None = None  # the share of samples that a backdoor misleads, mean over seeds
     missing: float = 0.0  # clients that were not measured in the round that counts, mean over seeds
+    reached: int = 0  # seeds that reach the target
+    rounds_to_target_std: float | None = None  # over these seeds, with n - 1; None for one
+    bytes_to_target_std: float | None = None
+    clock_to_target: float | None = None  # virtual seconds, where clients have a system
+    clock_to_target_std: float | None = None
+    std: float | None = None  # over clients (with n), mean over seeds
     p: float | None = None  # of the difference from the best line, corrected; None for the best itself
     best: bool = False
     second: bool = False
@@ -123,6 +129,7 @@ class Summary:
     target: float | None
     base: str | None  # the line of Local that gains are measured against
     tuned: str | None = None  # how the methods' settings were chosen, if by `tune`
+    target_given: bool = True  # or it is what all runs reach
 
     @property
     def metric(self) -> Metric:
@@ -142,7 +149,8 @@ class Summary:
         """All numbers as JSON has them."""
         lines = [line.plain() for line in self.lines]
         metric = {"metric": self.metric.name, "higher_is_better": self.metric.higher_is_better}
-        about = {"title": self.title, **metric, "target": self.target, "base": self.base, "caption": self.caption}
+        target = {"target": self.target, "target_given": self.target_given}
+        about = {"title": self.title, **metric, **target, "base": self.base, "caption": self.caption}
         return {**about, "lines": lines}
 
     @cached_property
@@ -164,6 +172,7 @@ def summarize(results: Sequence[RunResult], target: float | None = None, tuned: 
         raise FedtailorError("There is no run to make a table of.")
     metric = results[0].metric
     metric.check_target(target)
+    given = target is not None
     check_comparable(results)
     if target is None:
         worst = metric.worst(result.value for result in results if result.value is not None)
@@ -174,7 +183,7 @@ def summarize(results: Sequence[RunResult], target: float | None = None, tuned: 
     lines = [_line(group, settings, named, names, target or None) for group, settings, named in varied]
     lines, base = _with_gains(_with_choice(lines))
     lines = _with_significance(_with_speed_up(_ranked(lines)))
-    return Summary(_title(results), tuple(lines), target or None, base, tuned)
+    return Summary(_title(results), tuple(lines), target or None, base, tuned, given)
 
 
 def _identity(result: RunResult) -> tuple[str, Plain, Plain]:
@@ -239,7 +248,8 @@ def _line(
     method = results[0].experiment.method
     value, value_std = _over_seeds([result.value for result in results])
     accuracy, accuracy_std = _over_seeds([result.accuracy for result in results])
-    reached = [until(result, target) if target is not None else None for result in results]
+    reached = [cost for result in results if target is not None and (cost := until(result, target))]
+    rounds, sent, clock = (_over_seeds([cost[place] for cost in reached]) for place in range(3))
     chosen = [result.chosen() for result in results]
     return Line(
         title=", ".join([method, *(f"{name}={_plain_value(value)}" for name, value in named.items())]),
@@ -253,8 +263,8 @@ def _line(
         accuracy_std=accuracy_std,
         loss=_mean(record.loss if record else None for record in chosen),
         worst_decile=_mean(record.worst_decile if record else None for record in chosen),
-        rounds_to_target=_mean(pair and pair[0] for pair in reached),
-        bytes_to_target=_mean(pair and pair[1] for pair in reached),
+        rounds_to_target=rounds[0],
+        bytes_to_target=sent[0],
         passes=_mean(passes(result) for result in results),
         samples_per_second=_mean(samples_per_second(result) for result in results),
         bytes=fmean(sum(record.bytes for record in result.rounds) for result in results),
@@ -265,6 +275,12 @@ def _line(
         hostile_value=_over_seeds([result.hostile_value for result in results])[0],
         backdoor=_over_seeds([result.recorded_backdoor for result in results])[0],
         missing=fmean(len(record.missing) if record else 0 for record in chosen),
+        reached=len(reached),
+        rounds_to_target_std=rounds[1],
+        bytes_to_target_std=sent[1],
+        clock_to_target=clock[0],
+        clock_to_target_std=clock[1],
+        std=_mean(record.std if record else None for record in chosen),
     )
 
 
@@ -348,9 +364,11 @@ def _ranked(lines: list[Line]) -> list[Line]:
 
 
 def _with_speed_up(lines: list[Line]) -> list[Line]:
-    """Add the speed-up over the slowest line that reaches the target."""
-    slowest = max((line.rounds_to_target for line in lines if line.rounds_to_target), default=0.0)
-    return [replace(line, speed_up=slowest / rounds) if (rounds := line.rounds_to_target) else line for line in lines]
+    """Add the speed-up over the slowest line that reaches the target, of those that do so with every seed."""
+    rounds = [line.rounds_to_target if line.reached == len(line.results) else None for line in lines]
+    slowest = max((of_line for of_line in rounds if of_line), default=0.0)
+    both = zip(lines, rounds, strict=True)
+    return [replace(line, speed_up=slowest / of_line) if of_line else line for line, of_line in both]
 
 
 def _with_significance(lines: list[Line]) -> list[Line]:

@@ -23,7 +23,8 @@ EVALUATION_BATCH = 128  # samples a pass that needs no batches of its own; fixed
 
 def step_count(n_samples: int, settings: OptimizerSettings) -> int:
     """Count the steps of one descent."""
-    return settings.steps if settings.steps is not None else settings.epochs * _batches_in_epoch(n_samples, settings)
+    count = settings.steps if settings.steps is not None else settings.epochs * _batches_in_epoch(n_samples, settings)
+    return count if settings.share == 1 else max(1, int(settings.share * count))
 
 
 def _batches_in_epoch(n_samples: int, settings: OptimizerSettings) -> int:

@@ -44,6 +44,7 @@ class OptimizerSettings:
     clip: float | None = None  # largest norm of a step's gradient
     step_schedule: str = "constant"
     factor: float = 1.0
+    share: float = 1.0  # of a descent's steps: all, or what a slow client has time for
 
     def factors(self, n_steps: int) -> Iterator[float]:
         """Yield the factor of the learning rate in each step of a descent."""

@@ -85,6 +85,7 @@ def ended(folder: Path) -> Mapping[str, object]:
     return outcome(folder / "run")
 
 
+UNEVEN = {"system": "speeds=lognormal:1:100, availability=0.7:20", "late": "buffer=2"}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "states in memory, diagnostics": ("pgfed", {}),
     "states on disk": ("ditto", {"states": "disk", "checkpoint_every": 1}),
@@ -94,6 +95,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "sites in memory": ("pgfed", {"engine": "sites-in-memory", "checkpoint_every": 1}),
     "sites in memory, rare checkpoints": ("ditto", {"engine": "sites-in-memory", "checkpoint_every": 3}),
     "a replay": ("ditto", {"attack": "replay, clients=0,2", "checkpoint_every": 1}),
+    "asynchronous": ("fedper", {**UNEVEN, "checkpoint_every": 2}),
+    "asynchronous, states on disk": ("ditto", {**UNEVEN, "states": "disk", "checkpoint_every": 1}),
+    "asynchronous, sites in memory": ("fedavg", {**UNEVEN, "engine": "sites-in-memory", "checkpoint_every": 1}),
     "private": ("fedper", {"privacy": "client, clip=1.0, noise=1.0"}),
     "evaluated now and then": ("pflego", {"evaluation": {"every": 3, "patience": 2}, "checkpoint_every": 1}),
 }

@@ -11,6 +11,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.method import Each, Mean, Uploads
 from fedtailor.methods import CATALOGUE, all_methods
+from tests.methods.pages import page_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEADINGS = [
@@ -49,6 +50,14 @@ def test_a_page_that_is_not_current_is_found_out(
     assert generator.main(["--check"]) == 0
     (tmp_path / "methods.md").write_text("old\n")
     assert generator.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize("kind", CATALOGUE.values(), ids=CATALOGUE)
+def test_every_page_says_what_asynchronous_rounds_are_for_it(kind: type[ft.Method]) -> None:
+    limits = page_of(kind()).partition("\n## Limits\n")[2].partition("\n## ")[0]
+    needs_single = any(isinstance(how, Each) and not how.record for how in kind().uploads.values())
+    (line,) = [line for line in limits.splitlines() if "(../uneven.md#asynchronous-rounds)" in line]
+    assert ("are refused" in line) == needs_single
 
 
 def test_each_table_has_a_row_for_every_method() -> None:

@@ -23,9 +23,11 @@ def made_up(
     rounds: int | None = None,
     fingerprint: str = "",
     validation_accuracy: float | None = None,
+    clock: list[float] | None = None,
     **settings: Any,
 ) -> ft.RunResult:
-    """A run whose clients had these accuracies, round by round; 100 bytes up, 50 down and half a second a round."""
+    """A run whose clients had these accuracies, round by round; 100 bytes up, 50 down and half a second a round.
+    `clock` has the virtual seconds at the end of each round."""
     parameters = settings.pop("parameters", {})
     if ":" not in method:
         parameters = find_method(method, parameters).model_dump(exclude_none=True)
@@ -65,6 +67,7 @@ def made_up(
             "bytes_up": 100,
             "bytes_down": 50,
             "seconds": 0.5,
+            "clock": None if clock is None else clock[number - 1],
         }
         results = {str(c): {"test": {"accuracy": accuracy, "loss": 1.0}} for c, accuracy in enumerate(measured)}
         run.append(record, {"round": number, "results": results})

@@ -424,7 +424,7 @@ class TestFormats:
         text = plain_text(summary)
         assert "\x1b" not in text
         row = next(line for line in text.splitlines() if line.strip().startswith("Ditto"))
-        cells = "Ditto 72.50 ± 3.54 best +10.00 ± 9.66 0.5 of 4 55.00 2.5 1× 375 B 450 B 800"
+        cells = "Ditto 72.50 ± 3.54 best +10.00 ± 9.66 0.5 of 4 55.00 2.5 ± 0.7 1× 375 B 450 B 800"
         assert " ".join(row.split()) == cells
         local = next(line for line in text.splitlines() if line.strip().startswith("Local"))
         assert "> 3" in local

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,28 @@ def test_a_server_that_runs_already_is_used_and_not_ended(tmp_path: Path) -> Non
         assert "The server runs already." in federation.said("driver")
         assert federation.running["server"].poll() is None
     check_against_simulation(federation)
+
+
+def test_a_slow_site_holds_nobody_up(tmp_path: Path) -> None:
+    """Asynchronous rounds: the server moves after two replies, and a stopped site's comes in when it can."""
+    with Deployed(tmp_path, method="fedper", rounds=40, late="buffer=2") as federation:
+        federation.start_sites()
+        federation.start_driver()
+        federation.wait_for_round(3)
+        worker = federation.find("west", WORKER)
+        stopped = federation.rounds
+        while federation.rounds < stopped + 2:  # until it stops while it trains, and not while it is measured
+            os.kill(worker, signal.SIGCONT)
+            time.sleep(0.2)
+            os.kill(worker, signal.SIGSTOP)
+            stopped = federation.rounds
+            time.sleep(5)
+        federation.wait_for_round(stopped + 12)
+        os.kill(worker, signal.SIGCONT)
+        federation.wait_for_end()
+    real = load(federation.directory)
+    assert all(record.failed == [] for record in real.rounds)
+    assert max(record.stale.get(2, 0) for record in real.rounds) >= 10
+    assert sum(2 in record.participants for record in real.rounds) >= 3
+    for name in federation.data:
+        assert (tmp_path / name / "private" / "models").is_dir()

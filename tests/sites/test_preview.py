@@ -109,6 +109,7 @@ FEATURES = {"f0": "number", "f1": "number", "ward": ["a", "b", "c", "d"]}
         ("ditto", {"batch": "full", "class_weights": "balanced", "evaluate_train": True}),
         ("fedrep", {"labels": "own", "dtype": "float64"}),
         ("pflego", {"preprocessing": "per-client"}),
+        ("fedper", {"fairness": "afl:0.1", "site": {"metrics": "none"}}),
         ("fedavg", {"loss": "mse", "site": {"label_column": "f0", "columns": "label=category"}}),
         ("fedavg", {"plan": {"classes": ["ill", "well", "unclear"], "features": FEATURES}}),
     ],
@@ -153,7 +154,9 @@ def test_code_that_the_site_does_not_allow_is_not_run(tmp_path: Path, monkeypatc
 def test_rounds_that_are_not_rehearsed_are_known_from_the_servers_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation = Federation(tmp_path, method="lg-fedavg", parameters={"warm_rounds": 5}, rounds=8, evaluate_every=3)
+    federation = Federation(
+        tmp_path, method="lg-fedavg", parameters={"warm_rounds": 5}, rounds=8, evaluate_every=3, fairness="q:1"
+    )
     letters = letters_of(federation)
     monkeypatch.setattr(rehearsal, "MOST_WORK", 9)  # three rounds
     found = check(federation).rehearsal

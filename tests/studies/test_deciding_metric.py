@@ -103,7 +103,8 @@ class TestARegression:
         assert values[0] > min(values)
         target = (values[0] + min(values)) / 2
         place = next(place for place, value in enumerate(values) if value <= target)
-        assert until(result, target) == (place + 1, sum(record.bytes for record in result.rounds[: place + 1]))
+        sent = sum(record.bytes for record in result.rounds[: place + 1])
+        assert until(result, target) == (place + 1, sent, None)
         assert until(result, min(values) / 2) is None
 
     def test_a_target_counts_the_clients_that_were_called(self) -> None:

@@ -8,18 +8,23 @@ order of the clients' numbers, whatever the order of their arrival, so that the 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.experiment.aggregation_rule import Rule
+from fedtailor.experiment.fairness import Fairness
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages import Message, Reply, Request
 from fedtailor.method import Each, Mean, Method, Server, Total, Uploads
 from fedtailor.privacy.noise import Noise
 from fedtailor.training.layout import Layout
 from fedtailor.training.streams import torch_stream
+
+if TYPE_CHECKING:
+    from fedtailor.server.aggregation.fairness import FairFactors
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Aggregator:
     together: int = 1  # uploads that wait for each other before the first of them is added
     needs: int = 0  # so many clients have to reply, or the round counts for nobody
     always: bool = False  # the method receives a total even if nobody replied
+    fair: "FairFactors | None" = None  # of the clients' weights
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, Message | None] = {}
@@ -84,14 +90,19 @@ class Aggregator:
         sums = {name: self._sum(name, x, weights.get(name)) for name, x in xs.items()}
         self._sums |= sums
         self.clients.append(client)
+        factor, earlier = (1.0, 1.0) if self.fair is None else self.fair.add(client, upload)
+        if earlier != 1:
+            for running in sums.values():
+                running.value *= earlier
+                running.weight *= earlier
         for name, tensors in self._single.items():
             if name in upload:
                 tensors[client] = upload[name]
         for name, x in xs.items():
             if name in weights:
-                self._add_weighted(sums[name], x, weights[name])
+                self._add_weighted(sums[name], x, weights[name] * factor)
             else:
-                sums[name].value.add_(x, alpha=self._shares(self._means[name], x.dtype)[client])
+                sums[name].value.add_(x, alpha=self._shares(self._means[name], x.dtype)[client] * factor)
 
     def _numbers(self, upload: Message) -> Message:
         """Return the tensors of which there is a mean, as floating-point numbers."""
@@ -151,17 +162,22 @@ class Aggregator:
 
     def close(self, ask: Callable[[Sequence[Request]], Iterable[Reply]], replies: Mapping[int, Reply]) -> None:
         """Do what is left when all have answered: `ask` goes on with the clients, whose replies get what goes wrong."""
+        if self.fair is not None:
+            self.fair.close()
 
     @property
     def lacking(self) -> str:
         """Say why the round counts for nobody; nothing if it counts."""
-        return ""
+        return "" if self.fair is None else self.fair.lacking
 
     def total(self) -> Total:
         """Close the round: divide the sums by their weights."""
         means, weights = {}, {}
         for name, running in self._sums.items():
             how = self._means[name]
+            if self.fair is not None:
+                factor = self.fair.mean(self._shares(how, torch.float64))
+                running = _Sum(running.value / factor, running.weight / factor)
             if how.weights in ("samples", "equal"):
                 means[name] = running.value
                 if len(self.clients) < len(self.participants):  # the shares were those of all participants
@@ -183,9 +199,11 @@ def make_aggregator(
     privacy: Privacy | None = None,
     seed: int | None = None,
     secure: bool = False,
+    fairness: Fairness = Fairness(),  # noqa: B008
 ) -> Aggregator:
     """Make the aggregator of a round whose participants were sent these messages. The noise of privacy comes from a
     stream of the seed in a simulation; without one, from the operating system."""
+    from fedtailor.server.aggregation.fairness import FairFactors
     from fedtailor.server.aggregation.private import PrivateAggregator  # which both build on the mean
     from fedtailor.server.aggregation.robust import GuardedAggregator, NormBoundAggregator, RobustAggregator
     from fedtailor.server.aggregation.secure import SecureAggregator
@@ -198,10 +216,11 @@ def make_aggregator(
         return PrivateAggregator(method, server, messages, privacy, noise)
     round = (method.uploads, list(messages), server.n_samples, server.layout)
     if rule.kind == "mean":
+        fair = FairFactors(fairness, server) if fairness else None
         if rule.amount == math.inf or len(messages) < 3:  # with two, nobody can tell which of them is absurd
-            return Aggregator(*round)
+            return Aggregator(*round, fair=fair)
         start = server.initial
-        return GuardedAggregator(*round, times=rule.amount, method=method, messages=messages, initial=start)
+        return GuardedAggregator(*round, times=rule.amount, method=method, messages=messages, initial=start, fair=fair)
     if rule.kind == "norm-bound":
         return NormBoundAggregator(*round, bound=rule.amount, method=method, messages=messages)
     return RobustAggregator(*round, rule=rule)

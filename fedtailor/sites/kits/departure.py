@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, read_bytes, writing
-from fedtailor.experiment import make_experiment
+from fedtailor.experiment import NONE, make_experiment
 from fedtailor.experiment.privacy import Privacy
 from fedtailor.messages.letters import read_letter
 from fedtailor.methods import find_method
@@ -54,7 +54,8 @@ def _read(begin: Path) -> TakenPart | None:
     try:
         experiment = make_experiment(dict(read_letter(read_bytes(begin), str(begin)).header["experiment"]))
         privacy = Privacy.parse(experiment.privacy) if experiment.privacy else None
-        uploads = describe_uploads(find_method(experiment.method, experiment.parameters), privacy)
+        method, fair = find_method(experiment.method, experiment.parameters), experiment.fairness != NONE
+        uploads = describe_uploads(method, privacy, fair)
     except (FedtailorError, KeyError, TypeError, ValueError):
         return None
     states = [STATE.fullmatch(path.name) for path in (begin.parent / "states").glob("*")]

@@ -120,3 +120,8 @@ def test_where_no_cluster_is(address: str, says: str) -> None:
     with within(30), pytest.raises(ft.FedtailorError, match=says):
         ft.run("fedavg", engine="ray", address=address, **SMALL)
     assert not ray.is_initialized()
+
+
+def test_asynchronous_rounds_have_the_bits_of_in_process(engine: dict[str, Any]) -> None:
+    uneven: dict[str, Any] = {**SMALL, "system": "speeds=lognormal:1:100, availability=0.7:20", "late": "buffer=1"}
+    check_same(ft.run("ditto", **engine, **uneven), ft.run("ditto", engine="in-process", **uneven))
