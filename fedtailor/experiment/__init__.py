@@ -37,7 +37,10 @@ __all__ = [
 ]  # fmt: skip
 
 # Settings that are younger than the names of recorded runs: with their defaults, these would be others.
-YOUNGER = ("drop_unlabelled", "server_optimizer", "server_lr", "matmul_precision", "stack", "secure", "system", "late")
+YOUNGER = (
+    "drop_unlabelled", "server_optimizer", "server_lr", "matmul_precision", "stack", "secure", "fairness", "system",
+    "late",
+)  # fmt: skip
 
 
 def experiment_hash(experiment: Experiment, parameters: Mapping[str, Any]) -> str:

@@ -127,25 +127,32 @@ class Machines:
 
         since = self._since(time)
         next_time = np.where(since < 0, -since, np.where(np.isinf(self.period), inf, self.period - since))
-        return np.where((since >= 0) & (since < self.length), 0.0, next_time)
+        return np.where((since >= 0) & (since < self.length - _close(time)), 0.0, next_time)
 
     def presence(self, client: int, time: float) -> float:
         """Count the seconds that a client which is there stays from a time on."""
         return float(self.length[client] - self._since(time)[client])
 
     def _since(self, time: float) -> "np.ndarray":
-        """Count the seconds since each client's last coming: negative if it was not there yet."""
+        """Count the seconds since each client's last coming: negative if it was not there yet. Who comes now is there,
+        and who goes now is not, whatever was lost in rounding."""
         import numpy as np
 
-        since = time - self.start
+        since, close = time - self.start, _close(time)
         repeats = np.isfinite(self.period)
         since[repeats] %= self.period[repeats]
+        since[(np.abs(since) < close) | (repeats & (self.period - since < close))] = 0
         return since
 
     def seconds(self, client: int, down: int, differentiated: int, up: int) -> tuple[float, float]:
         """Count the seconds that a client's transfers take, and those of its computation."""
         bandwidth, speed = float(self.bandwidth[client]), float(self.speed[client])
         return (down + up) / bandwidth, differentiated / speed
+
+
+def _close(time: float) -> float:
+    """The seconds by which a time may be wrong: sums of many are rounded."""
+    return 1e-9 * (1 + abs(time))
 
 
 def names_file(system: str) -> bool:

@@ -75,12 +75,19 @@ def test_a_site_that_ran_ahead_steps_back(on_disk: bool, tmp_path: Path) -> None
 
 
 @PLACES
-def test_an_evaluation_steps_back_too(on_disk: bool, tmp_path: Path) -> None:
-    sites = make_sites(tmp_path, on_disk)
+def test_an_evaluation_leaves_what_may_still_count(on_disk: bool, tmp_path: Path) -> None:
+    """In asynchronous rounds a client is measured as it was accepted, while its next state waits; a training steps
+    back."""
+    sites, alone = make_sites(tmp_path / "one", on_disk), make_sites(tmp_path / "other", on_disk)
     sites.handle(Train(1, 2, message(sites)))
-    sites.handle(Evaluate(1, 2, message(sites), version=NEVER))
-    sites.accept([2])
+    measured = sites.handle(Evaluate(1, 2, message(sites), version=NEVER)).measured
+    assert measured == alone.handle(Evaluate(1, 2, message(alone), version=NEVER)).measured
     assert sites.store.get(2) == {}
+    sites.accept([2])
+    assert sites.store.get(2)["rounds"] == 1
+    sites.handle(Train(2, 2, message(sites), version=1))
+    sites.handle(Train(3, 2, message(sites), version=1))
+    assert sites.store.get(2)["rounds"] == 1
 
 
 @PLACES

@@ -182,6 +182,17 @@ def test_presence_repeats() -> None:
     assert machines.absence(37.0 + machines.presence(here, 37.0) - 1e-6)[here] == 0
 
 
+def test_who_is_waited_for_is_there_when_the_time_has_come() -> None:
+    """Sums of seconds are rounded; the clock would otherwise stand a hair before each coming for ever."""
+    data, _, _ = uneven_clients()
+    for seed in range(10):
+        settings: dict[str, Any] = {"system": "speeds=1, availability=0.31:0.7", "seed": seed, "rounds": 60}
+        result = run_quadratic("local", data, SIZE, **settings)
+        assert all(record.participants for record in result.rounds)
+        times = [record.clock or 0.0 for record in result.rounds]
+        assert all(later > earlier for earlier, later in zip(times, times[2:], strict=False))
+
+
 def test_machines_are_drawn_by_the_seed_and_those_of_the_first_clients_stay() -> None:
     system = System.parse("speeds=lognormal:0.5:200, bandwidth=uniform:10:30, availability=0.5")
     few, many = system.machines(10, seed=1), system.machines(5000, seed=1)
