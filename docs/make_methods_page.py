@@ -160,7 +160,7 @@ def stacked(name: str) -> str:
         shared += sum(call.network.differentiated for call in run) - before
         return answers
 
-    with patch.object(Stack, "_together", counted):
+    with patch.object(Stack, "_together", counted), patch("fedtailor.training.stack.MANY", 1):  # as on an accelerator
         settings = {**SETTINGS, "stack": 3, "evaluation": {"every": 0}}  # records count no gradients of evaluations
         result = ft.run(name, **settings, parameters=PARAMETERS.get(name, {}))
     total = sum(record.differentiated for record in result.rounds)

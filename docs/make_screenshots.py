@@ -15,13 +15,17 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
-from io import StringIO
+from dataclasses import replace
+from io import BytesIO, StringIO
 from pathlib import Path
 
 from PIL import Image
 from rich.console import Console
 from rich.text import Text
+from torch import Tensor
 
+from fedtailor.data import federate, load
+from fedtailor.data.contact_sheet import contact_sheet
 from tests.reporting.browser import Browser
 
 IMAGES = Path(__file__).parent / "images"
@@ -31,6 +35,10 @@ TERMINALS = {"compare": COMPARE, "data": "data digits --partition dirichlet:0.3 
 REPORT = {"report": "results", "report-curves": "curves", "report-clients": "clients"}  # picture: section of the page
 PAGE_WIDTH = 1200
 MARGIN = 20
+SHIFTED = (  # partitions whose clients stand below each other
+    "iid+rotate:0,90,180,270", "iid+contrast:0.5,1,2+brightness:-0.2,0,0.2", "iid+blur:0,0.5,1", "iid+noise:0,0.1,0.3",
+    "iid+resolution:1,2,4", "iid+scale:0.2,1",
+)  # fmt: skip
 PROGRAM = Path(sys.executable).parent / "fedtailor"
 
 
@@ -103,8 +111,28 @@ def photographs(page: Path) -> Iterator[tuple[str, Image.Image]]:
                 yield name, picture.convert("RGB").crop(box)
 
 
+def clients_of_shifts() -> Image.Image:
+    """One image of each of six clients, for each kind of shift, as `fedtailor data --picture` draws them."""
+    digits = load("digits")
+    assert isinstance(digits.x, Tensor)
+    coloured = replace(digits, x=digits.x.expand(-1, 3, -1, -1))
+    sheets = []
+    for partition in SHIFTED:
+        data = coloured if "scale" in partition else digits
+        drawn = contact_sheet(federate(data, partition=partition, clients=6, seed=3))
+        assert drawn is not None
+        sheets.append(Image.open(BytesIO(drawn)))
+    whole = Image.new("RGB", (sheets[0].width, sum(sheet.height for sheet in sheets)), "white")
+    top = 0
+    for sheet in sheets:
+        whole.paste(sheet, (0, top))
+        top += sheet.height
+    return whole
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
+    clients_of_shifts().quantize(128).save(IMAGES / "shift-kinds.png", optimize=True)
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
         for name, command in TERMINALS.items():

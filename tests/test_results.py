@@ -14,7 +14,20 @@ from fedtailor.methods import all_methods
 from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.presets import find_preset
 from results.keeping import keep_comparisons, keep_runs, keep_tunings
-from results.leaderboard import AGAIN, FEDERATIONS, LEAST, below, differences, fine_tuned, having, leaderboard, lines
+from results.leaderboard import (
+    AGAIN,
+    FEDERATIONS,
+    LEAST,
+    NATURAL,
+    below,
+    better_than,
+    differences,
+    fine_tuned,
+    having,
+    leaderboard,
+    lines,
+    result,
+)
 from results.page import FAR, difference, page, pairs_of_lines, pairs_of_methods, reproduction, studies
 from results.pairs import Pair, rows
 from results.shipping import SHIPPED, chose_other, shipped_text, unproven
@@ -163,6 +176,32 @@ def test_no_default_is_absurd(federation: str) -> None:
         found = re.search(rf"\*\*Below {LEAST} of Local\*\*{named}.*?(\d\.\d\d) on `{federation}`", text)
         assert found, f"{method} has {share:.2f} of Local's accuracy on {federation}: its page must say why"
         assert abs(float(found[1]) - share) < 0.006
+
+
+@pytest.mark.parametrize("federation", NATURAL)
+def test_a_record_of_defaults_is_that_of_its_question(federation: str) -> None:
+    asked = tomllib.loads((ROOT / "results" / "federations" / f"{federation}.toml").read_text(encoding="utf-8"))
+    question = ROOT / "results" / "comparisons" / f"natural-{federation}" / "comparison.toml"
+    recorded = tomllib.loads(question.read_text(encoding="utf-8"))
+    assert asked.get("evaluation", {}).items() <= recorded["evaluation"].items()
+    for name in asked.keys() - {"evaluation"}:
+        assert recorded[name] == asked[name], name
+    seeds = {
+        method: line["seeds"] for method, line in lines("natural", federation).items() if line["value"] is not None
+    }
+    assert seeds == dict.fromkeys(seeds, asked["seeds"])
+    assert set(lines("natural", federation)) == set(asked["methods"])
+
+
+def test_better_is_a_higher_accuracy_and_a_lower_error() -> None:
+    for federation, sign in (("rotation", 100), ("schools", -1)):
+        found = lines("natural", federation)
+        base, tuned = found["fedavg"]["value"], found["fedavg-ft"]["value"]
+        assert better_than("fedavg", federation)["fedavg-ft"][0] == pytest.approx(sign * (tuned - base)), federation
+    clients = result("natural", "schools")["clients"]["clients"]
+    differences = [client["values"]["fedavg-ft"] - client["values"]["fedavg"] for client in clients]
+    assert sum(differences) < 0
+    assert better_than("fedavg", "schools")["fedavg-ft"][1] == " ▲"
 
 
 @pytest.mark.parametrize("federation", having("leaderboard"))

@@ -86,7 +86,10 @@ def _print(advice: "Advice", settings: dict[str, Any], race: dict[str, Any]) -> 
     for sentence in str(advice).splitlines():
         out.print(sentence)
     metric = advice.metric
-    rows = [(c.title, str(c.rounds), metric.text(c.mean), f"{c.seconds:.2f}") for c in advice.candidates]
+    rows = [
+        (c.title, str(c.rounds), "failed" if c.failed else metric.text(c.mean), f"{c.seconds:.2f}")
+        for c in advice.candidates
+    ]
     out.print(table_of("The race, on validation samples", ("method", "rounds", metric.title, "s a round"), rows))
     if (following := command(advice, settings, race)) is not None:
         say(marked("Next:", "bold", following))

@@ -48,6 +48,9 @@ def export(
     everyone: Annotated[bool, typer.Option("--all", help="every training client's model (the default)")] = False,
     global_model: Annotated[bool, typer.Option("--global", help="the global model, of methods that have one")] = False,
     onnx: Onnx = False,
+    hugging_face: Annotated[
+        bool, typer.Option("--hugging-face", help="a folder for each model, with a card, as huggingface_hub uploads it")
+    ] = False,
     overwrite: Overwrite = False,
     trust: Trust = False,
     track: Annotated[
@@ -65,6 +68,7 @@ def export(
       fedtailor export runs/ditto --client 3 --to models
       fedtailor export runs/ditto --all --onnx --to models
       fedtailor export runs/fedavg --global --to models
+      fedtailor export runs/fedavg --global --to models --hugging-face
       fedtailor export runs/ditto --client 3 --to models --track mlflow
     """
     if (client is not None) + everyone + global_model > 1:
@@ -83,8 +87,9 @@ def export(
             bars.advance(bar)
 
         try:
-            which: dict[str, Any] = {"client": client, "global_model": global_model, "onnx": onnx}
-            write(result, to=to, **which, overwrite=overwrite, track=track, on_model=each)
+            which: dict[str, Any] = {"client": client, "global_model": global_model}
+            form: dict[str, Any] = {"onnx": onnx, "hugging_face": hugging_face}
+            write(result, to=to, **which, **form, overwrite=overwrite, track=track, on_model=each)
         except KeyboardInterrupt:
             bars.stop()
             interrupted(f"Interrupted: {len(written)} of {total} models are in {to}.")
@@ -96,7 +101,7 @@ def export(
     values = [about.value for _, about in written if about.value is not None]
     mean = f", mean {about.metric.shown(sum(values) / len(values))}" if values and about.metric else ""
     say(f"{_counted(len(written), 'model')} of {about.method} in {to}{mean}.")
-    out.print("The .json beside each says how to load it.")
+    out.print(f"The {'config' if hugging_face else ''}.json beside each says how to load it.")
 
 
 def _note_unfinished(run: Path, finished: int, rounds: int) -> None:

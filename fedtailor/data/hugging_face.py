@@ -59,12 +59,22 @@ def _parts(module: Any, name: str) -> dict[str, Any]:
         if Path(name).is_dir():
             found = module.load_from_disk(name)
         else:
-            found = module.load_dataset(name, download_config=module.DownloadConfig(local_files_only=True))
+            found = _cached(name)
     except Exception as error:  # of many kinds
         raise FedtailorError(
-            f"The data set {PREFIX}{name} is neither a folder of save_to_disk nor in the local cache ({brief(error)})."
+            f"The data set {PREFIX}{name} is neither a folder of save_to_disk nor in the local cache, where one of "
+            f"several configurations is {PREFIX}NAME:CONFIGURATION ({brief(error)})."
         ) from None
     return dict(found) if isinstance(found, module.DatasetDict) else {"": found}
+
+
+def _cached(name: str) -> Any:
+    """Open a data set in the cache. `load_dataset` would ask the hub first, whatever its settings say."""
+    from datasets.packaged_modules.cache.cache import Cache
+
+    repository, _, configuration = name.partition(":")
+    where = {"repo_id": repository, "dataset_name": repository.rpartition("/")[2]}
+    return Cache(**where, config_name=configuration or None, version="auto", hash="auto").as_dataset()
 
 
 def _column(data: Any, column: str, where: str) -> Any:

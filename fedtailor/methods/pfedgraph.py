@@ -69,11 +69,11 @@ class PFedGraph(Method):
         return n.double() / n.sum().clamp(min=1)
 
     def train(self, client: Client, message: Message) -> Message:
-        mix = message["theta"]
+        mix, layout = message["theta"], client.layout
         pulled = client.round > 1 and self.lam  # at first there is nobody to be pulled to
 
         def pull(theta: Tensor) -> Tensor:  # −λ ∇cos(θ, θ̄)
-            return -self.lam * cosine_gradient(*map(client.layout.without_buffers, (theta, mix)))
+            return -self.lam * cosine_gradient(*map(layout.without_buffers, (theta, mix)))
 
         client.state["theta"] = client.descend(mix, correction=pull if pulled else None)
         return {"theta": client.state["theta"]}

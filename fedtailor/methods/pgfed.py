@@ -87,7 +87,8 @@ class PGFed(Method):
         alpha = message["alpha"].clone()
 
         def step(theta: Tensor) -> None:  # after each step of line 8
-            alpha.sub_(self.alpha_lr * (message["g1"] + self.g2(message, theta))).clamp_(0, self.alpha_max)  # line 10
+            moved = alpha - self.alpha_lr * (message["g1"] + self.g2(message, theta))  # line 10
+            alpha.copy_(moved.clamp(0, self.alpha_max))
 
         correction = self.auxiliary_gradient(client, message["g_tilde"])
         return client.descend(message["theta"], correction=correction, each_step=step), alpha  # lines 4, 7-8

@@ -17,7 +17,7 @@ from fedtailor.engines.simulation import Simulation
 from fedtailor.engines.trackers import Track, Tracking
 from fedtailor.messages import EvaluateShared, Measured
 from fedtailor.model_files.description import Origin, Quality, file_name
-from fedtailor.model_files.format import Description, ModelKind, check_free, files_of
+from fedtailor.model_files.format import ON_THE_HUB, Description, ModelKind, check_free, files_of
 from fedtailor.server.evaluation import averages
 from fedtailor.server.records import Averages
 from fedtailor.training.isolation import isolated
@@ -32,6 +32,7 @@ def export(
     client: int | str | None = None,
     global_model: bool = False,
     onnx: bool = False,
+    hugging_face: bool = False,
     overwrite: bool = False,
     trust: bool = False,
     track: Track | None = None,
@@ -42,8 +43,9 @@ def export(
     They are the models of all training clients, of one `client` (by number or name), or the `global_model`. A client's
     model is the one it predicts with after the last round, or after the last checkpoint of a run that is not finished:
     fine-tuned, if the run's evaluation says so. Beside each `.safetensors` is a `.json` that describes it, and with
-    `onnx` an `.onnx`. `trust` allows a run directory to name code of its own (see `load`). `track` names tools, as in
-    `run`, that get all these files: in the run that they have of this one, or a new one.
+    `onnx` an `.onnx`. With `hugging_face` each is a folder as `huggingface_hub` uploads it: `model.safetensors`,
+    `config.json` and a model card. `trust` allows a run directory to name code of its own (see `load`). `track` names
+    tools, as in `run`, that get all these files: in the run that they have of this one, or a new one.
     """
     tracking = Tracking(track)
     if global_model and client is not None:
@@ -56,6 +58,8 @@ def export(
         number: Path(to) / ("global" if number is None else file_name("client", number, result.names[number]))
         for number in numbers
     }
+    if hugging_face:
+        stems = {number: stem / ON_THE_HUB for number, stem in stems.items()}
     check_free([file for stem in stems.values() for file in files_of(stem, onnx)], overwrite)
     with isolated():
         source = Source.of(result)

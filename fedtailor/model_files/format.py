@@ -4,6 +4,7 @@ The description is in the file's header, and beside it as JSON for people and ot
 no code that the file names.
 """
 
+import json
 from math import prod
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -18,6 +19,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, write_atomically
 from fedtailor.data.foreign_files import reading
 from fedtailor.data.preprocessing import Preprocessing
+from fedtailor.model_files.card import card
 from fedtailor.model_files.onnx import OnnxNetwork
 from fedtailor.models import CATALOGUE, ModelLike, build_model
 from fedtailor.models.expression import MOST_VALUES, build_expression, check_work
@@ -26,6 +28,7 @@ from fedtailor.training.layers import takes_integers
 from fedtailor.training.metrics import Metric
 
 HEADER = "fedtailor"  # the description's name in the header
+ON_THE_HUB = "model"  # the name of a model in a folder of its own, by which huggingface_hub finds it
 Size = Annotated[int, Field(ge=1, le=MOST_VALUES)]
 ModelKind = Literal["personal", "global", "adapted"]
 Sizes = Annotated[tuple[Size, ...], Field(max_length=8)]
@@ -89,8 +92,11 @@ class Description(BaseModel):
 
 
 def files_of(stem: Path, onnx: bool) -> list[Path]:
-    """List the files that a model is written to."""
-    return [stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", *((".onnx",) if onnx else ()))]
+    """List the files that a model is written to; in a folder for a hub, the description has the name of such folders,
+    and a page stands beside it."""
+    model, about, graph = (stem.with_name(stem.name + suffix) for suffix in (".safetensors", ".json", ".onnx"))
+    described = [stem.with_name("config.json"), stem.with_name("README.md")] if stem.name == ON_THE_HUB else [about]
+    return [model, *described, *([graph] if onnx else [])]
 
 
 def check_free(files: list[Path], overwrite: bool) -> None:
@@ -109,8 +115,9 @@ def write_model(
     text = description.model_dump_json(indent=2) + "\n"
     state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     contents = [
-        save(state, {HEADER: text}),
+        _of_pytorch(save(state, {HEADER: text})),
         text.encode(),
+        *([card(description).encode()] if stem.name == ON_THE_HUB else []),
         *([onnx.bytes(state, text, description.table)] if onnx else []),
     ]
     files = files_of(stem, onnx is not None)
@@ -120,10 +127,24 @@ def write_model(
     return files
 
 
+def _of_pytorch(content: bytes) -> bytes:
+    """Say in a file's header that it is PyTorch's, as other programs ask for that. Not by `save`, which writes two
+    entries in any order: equal models have equal bytes."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header["__metadata__"]["format"] = "pt"
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[size:]
+
+
 @isolated()
 def read_model(path: str | Path) -> tuple[Description, dict[str, Tensor]]:
-    """Read the description and the state dict of a model file, given by its path or that of the JSON beside it."""
+    """Read the description and the state dict of a model file, given by its path, that of the JSON beside it or that of
+    a folder for a hub."""
     path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    path = path.with_stem(ON_THE_HUB) if path.name == "config.json" else path
     path = path.with_suffix(".safetensors") if path.suffix == ".json" else path
     if not path.is_file():
         raise FedtailorError(f"There is no model file {path}: make one with `fedtailor export`.")

@@ -134,6 +134,7 @@ def advise(
             for candidate, its in zip(candidates, prepared, strict=True):
                 candidate.simulation, candidate.metric = _started(its), its.terms.metric
                 candidate.advance(PILOT, report)
+                _check_base(candidate)
             before, of_all = time.perf_counter() - begin, sum(candidate.seconds for candidate in candidates)
             ranked = _race(candidates, budget - before, report)
             _judged_alike(_finalists(ranked))
@@ -175,6 +176,7 @@ def _race(candidates: list[Candidate], budget: float, report: Report) -> list[Ca
         out = [candidate for candidate in candidates if candidate not in left]
         for candidate in left:
             candidate.advance(rung * rounds, report, along=rung == RUNGS[-1])
+            _check_base(candidate)
         left.sort(key=_rank)
         ranked = left + sorted(out, key=lambda candidate: (-candidate.rounds, _rank(candidate)))
         rival = next((candidate for candidate in left if candidate.title != GLOBAL), None)
@@ -206,7 +208,8 @@ def margin(base: Candidate) -> float:
 
 def _finalists(ranked: list[Candidate]) -> list[Candidate]:
     """List the candidates that went furthest."""
-    return [candidate for candidate in ranked if candidate.rounds == ranked[0].rounds]
+    most = max(candidate.rounds for candidate in ranked if not candidate.failed)
+    return [candidate for candidate in ranked if candidate.rounds == most and not candidate.failed]
 
 
 def _judged_alike(finalists: list[Candidate]) -> None:
@@ -216,6 +219,12 @@ def _judged_alike(finalists: list[Candidate]) -> None:
         candidate.values = {client: value for client, value in candidate.values.items() if client in common}
     if not common:
         raise FedtailorError(f"No client has a {finalists[0].metric.title} with all methods: judge by another metric.")
+
+
+def _check_base(candidate: Candidate) -> None:
+    """Refuse to go on without the global model, which the others are judged against."""
+    if candidate.failed and candidate.title == GLOBAL:
+        raise FedtailorError(candidate.failed)
 
 
 def _check_finalists(finalists: list[Candidate]) -> None:
@@ -343,6 +352,7 @@ def sentences(advice: Advice) -> list[str]:
         f"p = {advice.p:.2g}"
     )
     worth = "a point" if metric.percent else f"{advice.margin:.3g}"
+    found += [f"{one.title} left the race. {one.failed}" for one in advice.candidates if one.failed]
     if not advice.by_samples and metric.name != "accuracy":
         clients = len(advice.candidates[0].values)
         found.append(f"The test is over {clients} clients: how sure the {metric.title} of each is does not count.")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 from statistics import fmean
 
 import numpy as np
@@ -35,11 +35,12 @@ class Candidate:
     parts: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # of each sample, where clients are few
     metric: Metric = ACCURACY
     curve: dict[int, float] = field(default_factory=dict)  # the mean of the metric, by rounds done
+    failed: str = ""  # why it left the race, if it did
 
     @property
     def mean(self) -> float:
-        """The mean of the metric over clients."""
-        return fmean(self.values.values())
+        """The mean of the metric over clients; NaN where the training failed."""
+        return fmean(self.values.values()) if self.values else nan
 
     @property
     def by_samples(self) -> bool:
@@ -51,17 +52,27 @@ class Candidate:
         return self.metric.gain(self.mean, base.mean)
 
     def advance(self, rounds: int, report: Report, along: bool = False) -> None:
-        """Train until so many rounds are done, and measure: at their end, and a few times on the way if asked to."""
-        assert self.simulation is not None
+        """Train until so many rounds are done, and measure: at their end, and a few times on the way if asked to. One
+        that cannot go on, as it diverged, leaves the race to the others."""
+        if self.failed:
+            return
         begin, before = time.perf_counter(), self.rounds
+        try:
+            while self.rounds < rounds:
+                self._round(rounds, before, along)
+                report(self.title, self.rounds, rounds)
+        except FedtailorError as error:
+            self.values, self.failed = {}, str(error)
+        self.seconds = (time.perf_counter() - begin) / max(1, self.rounds - before)
+
+    def _round(self, rounds: int, before: int, along: bool) -> None:
+        """Train one of the rounds from `before` to `rounds`, and measure if it is one to measure at."""
+        assert self.simulation is not None
+        self.rounds += 1
+        self.simulation.round(self.rounds)
         step = max(1, (rounds - before) // POINTS)
-        while self.rounds < rounds:
-            self.rounds += 1
-            self.simulation.round(self.rounds)
-            if self.rounds == rounds or (along and (self.rounds - before) % step == 0):
-                self._measure()
-            report(self.title, self.rounds, rounds)
-        self.seconds = (time.perf_counter() - begin) / max(1, rounds - before)
+        if self.rounds == rounds or (along and (self.rounds - before) % step == 0):
+            self._measure()
 
     def _measure(self) -> None:
         """Find the clients' values of the metric on their validation samples."""

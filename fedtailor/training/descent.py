@@ -127,8 +127,8 @@ def descend(
     layout = network.layout
     whole = slice(0, layout.size)
     part, moments = part or whole, {} if moments is None else moments
-    if network.stack is not None and objective is None and private is None:
-        how = (settings, stream, part, correction, scale, moments, each_step, augment)
+    if network.stack is not None and private is None:
+        how = (settings, stream, part, correction, scale, moments, each_step, objective, augment)
         if (found := network.stack.descend(network, theta, x, y, loss, *how)) is not None:
             return cast(Tensor, found)
     network.vector.copy_(theta)

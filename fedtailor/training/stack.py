@@ -10,6 +10,7 @@ numbers are the same up to rounding.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
@@ -25,18 +26,33 @@ from fedtailor.training.descent import (
     EVALUATION_BATCH,
     Batch,
     Correction,
+    Objective,
     batch_gradient,
-    batches,
     head_on_features,
     step_count,
 )
-from fedtailor.training.inputs import CPU, Inputs, select, sent
+from fedtailor.training.inputs import Inputs
+from fedtailor.training.joined import Joined, NotAlike
 from fedtailor.training.network import Loss, Network
 from fedtailor.training.optimizer import OptimizerSettings, optimizer_step
+from fedtailor.training.stacked_batches import (
+    Numbers,
+    Step,
+    batches_of,
+    filled_up,
+    in_order,
+    on_device,
+    pooled,
+    taken,
+    weights_of,
+)
 from fedtailor.training.stacked_chain import StackedChain
-from fedtailor.training.stacked_module import StackedModule
+from fedtailor.training.stacked_module import StackedModule, StackedObjective
 
-PLANNED = 1 << 20  # samples of which the order is drawn ahead
+OBJECTIVE = 2  # of a client's functions
+# So many clients have their own objectives differentiated together on the CPU: for fewer, autograd's copies of the
+# gradients take longer than what is saved.
+MANY = 16
 CLOSE = 1e-3  # how far a stacked gradient may be from the client's own, as a share of its length: far above rounding
 
 Answer = Any  # a call's result; an exception of the client's own; None: it is left to the client
@@ -110,13 +126,15 @@ class Descent(MeanGradient):
     part: slice
     moments: State
     each_step: Callable[[Tensor], None] | None
+    objective: Objective | None
     augment: Callable[[Tensor], Tensor] | None
     error: Exception | None = field(default=None, init=False)  # of the client's own functions
 
     @property
     def key(self) -> tuple[Any, ...]:
         part, whole = (self.part.start, self.part.stop), self.function is self.network.module
-        return *super().key, whole, part, self.settings, self.scale is None, tuple(self.moments)
+        common = *super().key, whole, part, self.settings, self.scale is None, tuple(self.moments)
+        return common if self.objective is None else (*common, getattr(self.objective, "__code__", None), self.loss)
 
     @property
     def n_steps(self) -> int:
@@ -179,13 +197,14 @@ class Stack:
         scale: Tensor | None,
         moments: State,
         each_step: Callable[[Tensor], None] | None,
+        objective: Objective | None,
         augment: Callable[[Tensor], Tensor] | None,
     ) -> Tensor | None:
         """Descend together with others; None if it cannot be, and the caller has to do it."""
         if not self._fits(network, x):
             return None
         function, layout = network.module, network.layout
-        if part == layout.head != slice(0, layout.size):
+        if objective is None and part == layout.head != slice(0, layout.size):
             network.vector.copy_(theta)
             function, x = head_on_features(network, x)
         if function is not network.module:
@@ -194,7 +213,7 @@ class Stack:
         found: Tensor | None = self._answer(
             Descent(
                 network, theta, x, y, loss, function, settings, stream, correction, scale, part, moments, each_step,
-                augment,
+                objective, augment,
             )
         )  # fmt: skip
         return found
@@ -303,9 +322,10 @@ class Stack:
         for call in run:
             call.network.differentiated += len(call.x)
         self.gradients[rows].zero_()
-        xs, ys = (_filled_up(tensors) for tensors in ([call.x for call in run], [call.y for call in run]))
+        xs, ys = (filled_up(tensors) for tensors in ([call.x for call in run], [call.y for call in run]))
+        step = Step(sizes, xs, ys, self._sent(weights_of(np.array(sizes))))
         passes = self._pass(network, network.module, run[0].x)
-        passes.differentiate(rows, xs, ys, sizes, 1.0, [call.loss for call in run])
+        passes.differentiate(rows, step, [call.loss for call in run])
         return [call.network.gradient.clone() for call in run]
 
     def _mean_gradients(self, run: list[MeanGradient]) -> list[Answer]:
@@ -313,15 +333,15 @@ class Stack:
         network.module.eval()
         self.gradients[rows].zero_()
         passes, n = self._pass(network, network.module, run[0].x), [len(call.x) for call in run]
-        (x, x_starts), (y, y_starts) = _pooled([call.x for call in run]), _pooled([call.y for call in run])
+        (x, x_starts), (y, y_starts) = pooled([call.x for call in run]), pooled([call.y for call in run])
         totals = self.vectors.new_zeros(len(run))
-        for sizes, places in _in_order(n):
+        for sizes, places in in_order(n):
             k = len(sizes)
-            indices = _sent(np.stack([places + x_starts[:k, None], places + y_starts[:k, None]]), x.device)
-            shares = _sent(np.array(sizes) / n[:k], x.device, totals.dtype)
-            xs, ys = (_taken(of, chosen) for of, chosen in zip((x, y), indices, strict=True))
-            losses = [call.loss for call in run[:k]]
-            found = passes.differentiate(slice(rows.start, rows.start + k), xs, ys, sizes, shares, losses, beta=1.0)
+            indices = on_device(np.stack([places + x_starts[:k, None], places + y_starts[:k, None]]), x.device)
+            xs, ys = (taken(of, chosen) for of, chosen in zip((x, y), indices, strict=True))
+            step = Step(sizes, xs, ys, self._sent(weights_of(np.array(sizes), np.array(sizes) / n[:k])))
+            there, losses = slice(rows.start, rows.start + k), [call.loss for call in run[:k]]
+            found = passes.differentiate(there, step, losses, beta=1.0, valued=True)
             assert found is not None
             totals[:k] += found
         for call in run:
@@ -332,11 +352,11 @@ class Stack:
         network, rows = run[0].network, self._rows_of(run)
         network.module.eval()
         passes = self._pass(network, network.module, run[0].x)
-        x, starts = _pooled([call.x for call in run])
+        x, starts = pooled([call.x for call in run])
         found: list[list[Tensor]] = [[] for _ in run]
-        for sizes, places in _in_order([len(call.x) for call in run]):
+        for sizes, places in in_order([len(call.x) for call in run]):
             k = len(sizes)
-            xs = _taken(x, _sent(places + starts[:k, None], x.device))
+            xs = taken(x, on_device(places + starts[:k, None], x.device))
             scores = passes.outputs(slice(rows.start, rows.start + k), xs)
             for pieces, of_client, size in zip(found, scores.unbind(), sizes, strict=False):
                 pieces.append(of_client[:size])
@@ -353,144 +373,132 @@ class Stack:
         if first.function is network.module:
             network.train(len(first.x))
         self.gradients[rows, network.layout.head.stop :] = 0  # of the extra tensors, which no pass writes
-        passes = self._pass(network, first.function, first.x)
         inside = [slice(b.start - part.start, b.stop - part.start) for b in network.layout.buffers_in(part)]
         vectors, gradients = self.vectors[rows, part], self.gradients[rows, part]
-        scale = None if first.scale is None else torch.stack([call.scale for call in run if call.scale is not None])
+        whole = first.function is not network.module or part == slice(0, network.layout.size)
+        scales = None if first.scale is None else torch.stack([c.scale for c in run if c.scale is not None])
         moments = {name: torch.stack([call.moments[name] for call in run]) for name in first.moments}
-        own = [(call, call.network.vector[part], call.network.gradient[part]) for call in run]
-        constant = [call.correction for call in run if isinstance(call.correction, Tensor)]
-        corrections = torch.stack(constant) if len(constant) == len(run) else None
-        corrected = [entry for entry in own if entry[0].correction is not None and corrections is None]
-        followed = [entry for entry in own if entry[0].each_step is not None]
+        functions = Functions(run, vectors, [self.vectors, self.gradients])
+        passes = (
+            self._pass(network, first.function, first.x)
+            if first.objective is None
+            else functions.objective(run, rows, self.vectors, self.gradients)
+        )
+        if passes is None:
+            return [None] * len(run)
         # A step of plain SGD adds the gradients to the parameters as they are computed.
         plain = settings.kind == "sgd" and not (settings.momentum or settings.weight_decay or settings.clip)
-        whole = first.function is not network.module or part == slice(0, network.layout.size)
-        free = scale is None and corrections is None and not corrected
-        in_place = plain and whole and free and isinstance(passes, StackedChain)
-        factors, losses = [list(settings.factors(call.n_steps)) for call in run], [call.loss for call in run]
-        active = len(run)
-        now = moments
-        for step, (sizes, xs, ys) in enumerate(_batches(run)):
-            k = len(sizes)
-            if k < active or step == 1:  # the first step has made the moments
-                moments = now if step == 1 else moments
+        chain = passes if isinstance(passes, StackedChain) else None
+        direct = chain if plain and whole and scales is None and not functions.one_by_one else None
+        factors, losses = factors_of(run), [call.loss for call in run]
+        now, active, seen = moments, 0, np.zeros(len(run), np.int64)
+        shares = None if direct is None else -settings.lr * factors
+        for number, step in enumerate(batches_of(run, shares, flat=chain is not None and chain.flattens)):
+            k = len(step.sizes)
+            if k != active or number == 1:  # the first step has made the moments
+                moments = now if number == 1 else moments
                 active, now = k, {name: tensor[:k] for name, tensor in moments.items()}
-            factor = self._factor([of_client[step] for of_client in factors[:k]])
-            there = slice(rows.start, rows.start + k)
-            if in_place:
-                share = -settings.lr * factor
-                passes.differentiate(there, xs, ys, sizes, share, losses[:k], beta=1.0, in_place=True)  # type: ignore[call-arg]
+                there, at, slopes = slice(rows.start, rows.start + k), vectors[:k], gradients[:k]
+                scale = None if scales is None else scales[:k]
+            factor = self._one_or_each(factors[number, :k])
+            if direct is not None:
+                added = functions.added(at)
+                direct.differentiate(there, step, losses[:k], beta=1.0, in_place=True)
+                if added is not None:
+                    optimizer_step(at, added, {}, settings, factor)
             else:
-                passes.differentiate(there, xs, ys, sizes, 1.0, losses[:k])
-                if corrections is not None:
-                    gradients[:k].add_(corrections[:k])
-                for call, vector, gradient in corrected:
-                    if step < call.n_steps:
-                        call.correct(vector, gradient)
-                column = factor[:, None] if isinstance(factor, Tensor) else factor
-                of_scale = None if scale is None else scale[:k]
-                optimizer_step(vectors[:k], gradients[:k], now, settings, column, of_scale, inside)
-            for call, vector, _ in followed:
-                if step < call.n_steps:
-                    call.follow(vector)
-            for call, size in zip(run, sizes, strict=False):
-                call.network.differentiated += size if call.function is call.network.module else 0
+                passes.differentiate(there, step, losses[:k])
+                functions.correct(number, at, slopes)
+                optimizer_step(at, slopes, now, settings, factor, scale, inside)
+            functions.follow(number, at)
+            seen[:k] += step.sizes
+        functions.end()
         for row, call in enumerate(run):
+            call.network.differentiated += int(seen[row]) if call.function is call.network.module else 0
             for name, tensor in call.moments.items():
                 tensor.copy_(moments[name][row])
         return [call.error or call.network.vector.clone() for call in run]
 
-    def _factor(self, factors: list[float]) -> float | Tensor:
-        """Return the factor of the learning rate: one for all, or one for each client."""
-        if len(set(factors)) == 1:
-            return factors[0]
-        return _sent(np.array(factors), self.vectors.device, self.vectors.dtype)
+    def _one_or_each(self, numbers: Numbers) -> float | Tensor:
+        """Return the number of all, or a column with each client's."""
+        return float(numbers[0]) if (numbers == numbers[0]).all() else self._sent(numbers)[:, None]
+
+    def _sent(self, numbers: Numbers) -> Tensor:
+        return on_device(numbers, self.vectors.device, self.vectors.dtype)
 
 
-def _batches(run: list[Descent]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield each step's batches of all clients that take it, (clients, batch, …), and how many samples of each count.
+class Functions:
+    """The corrections and `each_step` of several descents: called once for all clients if they can be joined, and else
+    for each by itself, whose failure is its own."""
 
-    Their order is drawn on the CPU and sent ahead.
-    """
-    (x, x_starts), (y, y_starts) = _pooled([call.x for call in run]), _pooled([call.y for call in run])
-    drawn = [batches(len(call.x), call.settings, call.stream, CPU) for call in run]
-    steps, n = [call.n_steps for call in run], [len(call.x) for call in run]
-    more = int(run[0].settings.join_last)
-    widest = max(min(count, (call.settings.batch or count) + more) for call, count in zip(run, n, strict=True))
-    ahead = max(1, PLANNED // (len(run) * widest))
-    for begin in range(0, steps[0], ahead):
-        places = np.zeros((min(ahead, steps[0] - begin), len(run), widest), np.int64)
-        sizes: list[list[int]] = [[] for _ in places]
-        for client, indices in enumerate(drawn):
-            for step in range(min(len(places), steps[client] - begin)):
-                chosen = next(indices)
-                count = n[client] if chosen is None else len(chosen)
-                places[step, client, :count] = range(count) if chosen is None else chosen.numpy()
-                sizes[step].append(count)
-        of_steps = [_sent(places + starts[:, None], x.device).unbind() for starts in (x_starts, y_starts)]
-        for of_step, of_x, of_y in zip(sizes, *of_steps, strict=True):
-            k, width = len(of_step), max(of_step)
-            if (k, width) != of_x.shape:
-                of_x, of_y = of_x[:k, :width], of_y[:k, :width]
-            xs, ys = _taken(x, of_x), _taken(y, of_y)
-            for row, (call, size) in enumerate(zip(run, of_step, strict=False)):
-                if call.augment is not None and xs.dim() == 5:
-                    xs[row, :size] = call.augment(xs[row, :size])
-            yield of_step, xs, ys
+    def __init__(self, run: Sequence[Descent], vectors: Tensor, memory: Sequence[Tensor]) -> None:
+        own = [(call, call.network.vector[call.part], call.network.gradient[call.part]) for call in run]
+        self.corrected = [entry for entry in own if entry[0].correction is not None]
+        self.followed = [entry for entry in own if entry[0].each_step is not None]
+        self.joined: Joined | None = None
+        asked = [(call.correction, call.each_step, call.objective) for call in run]
+        if any(function is not None for function in asked[0]):  # found out anew: groups do not depend on earlier ones
+            with suppress(NotAlike):
+                self.joined = Joined.that_works(asked, vectors, memory)
+        self.one_by_one = bool(self.corrected) and self.joined is None  # corrections, written into gradients
 
+    def objective(
+        self, run: Sequence[Descent], rows: slice, vectors: Tensor, gradients: Tensor
+    ) -> StackedObjective | None:
+        """Make the passes of the clients' objectives; None if these cannot be joined."""
+        if self.joined is None or (vectors.device.type == "cpu" and len(run) < MANY):
+            return None
+        passes = StackedObjective(run[0].network, vectors, gradients, self.joined, OBJECTIVE)
+        n = min(2, *(len(call.x) for call in run))
+        x, y = (torch.stack(list(tensors)) for tensors in zip(*((call.x[:n], call.y[:n]) for call in run), strict=True))
+        indices = torch.arange(n, device=x.device).expand(len(run), n)
+        trial = Step([n] * len(run), x, y, vectors.new_ones(len(run), n, 1), indices)
+        if not passes.works(rows, trial, [call.loss for call in run]):
+            return None
+        return passes
 
-def _taken(x: Tensor, indices: Tensor) -> Tensor:
-    """Select samples by (clients, batch) indices."""
-    return select(x, indices.reshape(-1)).view(*indices.shape, *x.shape[1:])
+    def added(self, vectors: Tensor) -> Tensor | None:
+        """Compute what joined corrections add to the gradients."""
+        return None if self.joined is None or not self.corrected else self.joined.call(0, vectors)
 
+    def correct(self, step: int, vectors: Tensor, gradients: Tensor) -> None:
+        """Add corrections to the gradients."""
+        if not self.one_by_one:
+            added = self.added(vectors)
+            if added is not None:
+                gradients.add_(added)
+            return
+        for call, vector, gradient in self.corrected:
+            if step < call.n_steps:
+                call.correct(vector, gradient)
 
-def _pooled(pieces: Sequence[Tensor]) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """View the pieces as one tensor, and tell where each begins. Slices of one tensor are not copied."""
-    first, offsets = pieces[0], [piece.storage_offset() for piece in pieces]
-    begin, size = min(offsets), first.stride(0)
-    if size and all(
-        piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and piece.stride() == first.stride()
-        and (offset - begin) % size == 0
-        for piece, offset in zip(pieces, offsets, strict=True)
-    ):
-        starts = np.array([(offset - begin) // size for offset in offsets])
-        length = int(max(start + len(piece) for start, piece in zip(starts, pieces, strict=True)))
-        return first.as_strided((length, *first.shape[1:]), first.stride(), begin), starts
-    return torch.cat(list(pieces)), np.cumsum([0, *map(len, pieces[:-1])])
+    def follow(self, step: int, vectors: Tensor) -> None:
+        """Call `each_step`."""
+        if self.joined is not None:
+            if self.followed:
+                self.joined.call(1, vectors)
+            return
+        for call, vector, _ in self.followed:
+            if step < call.n_steps:
+                call.follow(vector)
 
-
-def _filled_up(pieces: Sequence[Tensor]) -> Tensor:
-    """Stack pieces; those with fewer samples than others are filled up with zeros."""
-    longest = max(map(len, pieces))
-    if all(len(piece) == longest for piece in pieces):
-        return torch.stack(list(pieces))
-    stacked = pieces[0].new_zeros(len(pieces), longest, *pieces[0].shape[1:])
-    for row, piece in zip(stacked.unbind(), pieces, strict=True):
-        row[: len(piece)] = piece
-    return stacked
+    def end(self) -> None:
+        """Write what joined functions have written into their clients' tensors."""
+        if self.joined is not None:
+            self.joined.give_back()
 
 
-def _in_order(n: Sequence[int]) -> Iterator[tuple[list[int], np.ndarray[Any, Any]]]:
-    """Yield passes over all samples of clients, most samples first: how many each client has in it, and which."""
-    for start in range(0, n[0], EVALUATION_BATCH):
-        sizes = [min(EVALUATION_BATCH, count - start) for count in n if count > start]
-        places = np.zeros((len(sizes), max(sizes)), np.int64)
-        for place, size in zip(places, sizes, strict=True):
-            place[:size] = range(start, start + size)
-        yield sizes, places
+def factors_of(run: Sequence[Descent]) -> Numbers:
+    """Compute the factor of the learning rate in each step (rows) for each client; 0 after its last one."""
+    factors = np.zeros((run[0].n_steps, len(run)))
+    for client, call in enumerate(run):
+        factors[: call.n_steps, client] = [*call.settings.factors(call.n_steps)]
+    return factors
 
 
 def _fetched(calls: Sequence[Any]) -> Iterator[list[Tensor]]:
     found = iter(fetched([tensor for call in calls for tensor in call.tensors]))
     return (list(islice(found, len(call.tensors))) for call in calls)
-
-
-def _sent(numbers: np.ndarray[Any, Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Send numbers to the device without waiting for it."""
-    tensor = torch.from_numpy(numbers)
-    return sent(tensor if dtype is None else tensor.to(dtype), device)
 
 
 def is_dense(network: Network, dimensions: int) -> bool:

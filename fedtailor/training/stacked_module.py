@@ -1,16 +1,18 @@
 """The forward and backward pass of any module for several clients at once, by `torch.func`: its parameters and buffers
 are those of its vectors' rows, and each client sees its own batch alone."""
 
-import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
-from fedtailor.training.inputs import sent
+from fedtailor.training.descent import Batch, Objective
+from fedtailor.training.joined import Joined, for_all
 from fedtailor.training.layout import rows_as
 from fedtailor.training.network import Loss, Network
+from fedtailor.training.stacked_batches import Step, on_device
 from fedtailor.training.stacked_chain import loss_and_gradient
 
 
@@ -24,37 +26,33 @@ class StackedModule:
         self.placed = [entry for entry in network.placed if id(entry[0]) in self.names]
 
     def differentiate(
-        self,
-        rows: slice,
-        x: Tensor,
-        y: Tensor,
-        sizes: Sequence[int],
-        shares: float | Tensor,
-        losses: Sequence[Loss],
-        beta: float = 0.0,
+        self, rows: slice, step: Step, losses: Sequence[Loss], beta: float = 0.0, valued: bool = False
     ) -> Tensor | None:
-        """Write each client's gradient, times its share, into its row of the gradients, or with `beta` 1 add it there.
-        Return the clients' losses, times their shares; none where all have the same.
+        """Write the gradient of each client's loss, by the samples' weights, into its row of the gradients, or with
+        `beta` 1 add it there. Return these losses if they are `valued`.
 
-        Batches of different `sizes` are passed apart, as what fills them up would be seen by BatchNorm.
+        Batches of different sizes are passed apart, as what fills them up would be seen by BatchNorm.
         """
-        if min(sizes) == max(sizes):
-            return self._differentiate(self.vectors[rows], self.gradients[rows], x, y, shares, losses, beta)
-        values = y.new_zeros(len(sizes), dtype=self.vectors.dtype)
-        for size in sorted(set(sizes)):
-            those = [place for place, other in enumerate(sizes) if other == size]
-            chosen = sent(torch.tensor(those, device="cpu"), x.device)
+        sizes = np.array(step.sizes)
+        if (sizes == sizes[0]).all():
+            return self._differentiate(self.vectors[rows], self.gradients[rows], step, losses, beta, valued)
+        values = step.weights.new_zeros(len(sizes))
+        for size in np.unique(sizes).tolist():
+            those = np.flatnonzero(sizes == size)
+            chosen = on_device(those, step.x.device)
             of_rows = chosen + rows.start
             vectors, gradients = self.vectors.index_select(0, of_rows), self.gradients.index_select(0, of_rows)
-            share = shares.index_select(0, chosen) if isinstance(shares, Tensor) else shares
-            xs, ys = (tensor.index_select(0, chosen)[:, :size] for tensor in (x, y))
-            of_those = [losses[place] for place in those]
-            value = self._differentiate(vectors, gradients, xs, ys, share, of_those, beta)
+            indices = None if step.indices is None else step.indices.index_select(0, chosen)[:, :size]
+            x, y, weights = (t.index_select(0, chosen)[:, :size] for t in (step.x, step.y, step.weights))
+            part = Step(sizes[those].tolist(), x, y, weights, indices, chosen)
+            value = self._differentiate(
+                vectors, gradients, part, [losses[place] for place in those.tolist()], beta, valued
+            )
             self.vectors.index_copy_(0, of_rows, vectors)  # its buffers have changed
             self.gradients.index_copy_(0, of_rows, gradients)
             if value is not None:
                 values.index_copy_(0, chosen, value)
-        return values if isinstance(shares, Tensor) else None
+        return values
 
     def outputs(self, rows: slice, x: Tensor) -> Tensor:
         """Compute each client's outputs."""
@@ -69,20 +67,25 @@ class StackedModule:
             outputs: Tensor = functional_call(self.function, tensors, (batch,))
             return outputs
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # of operators that take one by one
-            found: Tensor = vmap(outputs_of_one)(tensors, x)
-            return found
+        found: Tensor = for_all(outputs_of_one, tensors, x)
+        return found
+
+    def _loss(
+        self, tensors: dict[str, Tensor], step: Step, losses: Sequence[Loss], valued: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return outputs of the module, the gradient of the losses by them, and the losses if they are `valued`."""
+        outputs = self._outputs(tensors, step.x)
+        value, d = loss_and_gradient(outputs.detach(), step, losses, valued)
+        return outputs, d, value
 
     def _differentiate(
         self,
         vectors: Tensor,
         gradients: Tensor,
-        x: Tensor,
-        y: Tensor,
-        shares: float | Tensor,
+        step: Step,
         losses: Sequence[Loss],
         beta: float,
+        valued: bool,
     ) -> Tensor | None:
         parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
         targets, places = list[Tensor](), list[Tensor]()
@@ -99,8 +102,7 @@ class StackedModule:
                 places.append(values)
 
         with torch.enable_grad():
-            outputs = self._outputs({**parameters, **buffers}, x)
-            value, d = loss_and_gradient(outputs.detach(), y, [y.shape[1]] * len(y), shares, losses)
+            outputs, d, value = self._loss({**parameters, **buffers}, step, losses, valued)
             wanted = list(parameters.values())
             found = torch.autograd.grad(outputs, wanted, d, allow_unused=True, materialize_grads=True)
         for target, gradient in zip(targets, found, strict=True):
@@ -111,3 +113,42 @@ class StackedModule:
         for place, buffer in zip(places, buffers.values(), strict=True):
             place.copy_(buffer)
         return value
+
+
+class Whole(nn.Module):
+    """A method's objective as a module, with the parameters of the network and of the method's extra tensors."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.module, self.extra, self.network = network.module, network.extra, network
+
+    def forward(self, objective: Objective, loss: Loss, x: Tensor, y: Tensor, indices: Tensor) -> Tensor:
+        return objective(Batch(self.network, loss, x, y, indices))
+
+
+class StackedObjective(StackedModule):
+    """The passes of a method's own objective, joined of those of the clients."""
+
+    def __init__(self, network: Network, vectors: Tensor, gradients: Tensor, joined: Joined, which: int) -> None:
+        super().__init__(network, Whole(network), vectors, gradients)
+        self.joined, self.which = joined, which
+
+    def works(self, rows: slice, step: Step, losses: Sequence[Loss]) -> bool:
+        """Find out whether the objective can be differentiated for all at once, by trying it on copies."""
+        try:
+            self._differentiate(self.vectors[rows].clone(), self.gradients[rows].clone(), step, losses, 0.0, False)
+        except Exception:  # the objective's own or PyTorch's, of any kind: each client's is called by itself
+            return False
+        return not self.joined.written
+
+    def _loss(
+        self, tensors: dict[str, Tensor], step: Step, losses: Sequence[Loss], valued: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        def of_client(tensors: dict[str, Tensor], own: list[Tensor], *batch: Tensor) -> Tensor:
+            objective = self.joined.function(self.which, own)
+            found: Tensor = functional_call(self.function, tensors, (objective, losses[0], *batch))
+            return found
+
+        own = self.joined.tensors(slice(len(step.sizes)) if step.clients is None else step.clients)
+        values = for_all(of_client, tensors, own, step.x, step.y, step.indices)
+        return values, step.weights.sum((1, 2)), None

@@ -15,7 +15,8 @@ from fedtailor.experiment import experiment_hash, make_experiment
 from fedtailor.messages import Evaluate, Together, Train
 from fedtailor.server.records import RoundRecord
 from fedtailor.training import stack as stack_module
-from fedtailor.training.stack import Call, Stack
+from fedtailor.training.stack import Call, Functions, Stack
+from fedtailor.training.stacked_module import StackedObjective
 from tests.client.parts import make_sites
 from tests.helpers import assert_same, final
 
@@ -71,6 +72,38 @@ def test_a_run_of_groups_has_the_numbers_of_one_client_after_the_other(together:
     assert together == [2, *[3, 2] * 3]  # the first one is a trial of the network
     assert_close(final(one), final(other))
     assert [record.differentiated for record in one.rounds] == [record.differentiated for record in other.rounds]
+
+
+@pytest.mark.parametrize("method", ["ditto", "pgfed", "pfedgraph"])
+def test_functions_of_a_method_are_called_once_for_a_group(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = list[Functions](), Functions.__init__
+
+    def noted(functions: Functions, *args: Any) -> None:
+        make(functions, *args)
+        made.append(functions)
+
+    monkeypatch.setattr(Functions, "__init__", noted)
+    ft.run(method, stack=5, **{**SMALL, "clients": 5})
+    asked = [functions for functions in made if functions.corrected or functions.followed]
+    assert asked
+    assert all(functions.joined for functions in asked)
+
+
+@pytest.mark.parametrize("method", ["fedlc", "fedproto", "fedpac", "gpfl", "moon"])
+def test_objectives_of_a_method_are_computed_for_a_group(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By as many clients as that pays for on the CPU, with a last batch that is smaller."""
+    passes, made = list[StackedObjective | None](), Functions.objective
+
+    def noted(functions: Functions, *args: Any) -> StackedObjective | None:
+        passes.append(made(functions, *args))
+        return passes[-1]
+
+    monkeypatch.setattr(Functions, "objective", noted)
+    settings = {**SMALL, "clients": 17, "participation": "all", "max_train": 20, "batch": 8, "rounds": 2}
+    one, other = (ft.run(method, stack=stack, **settings) for stack in (1, 17))
+    assert passes
+    assert all(passes)
+    assert_close(final(one), final(other))
 
 
 def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

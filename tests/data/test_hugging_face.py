@@ -1,5 +1,8 @@
 """Data sets of Hugging Face's `datasets`, saved to a disk: skipped where that is not installed."""
 
+import json
+import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,3 +83,45 @@ def test_what_is_not_there_or_has_lists_is_refused(hub: Any, tmp_path: Path) -> 
     hub.Dataset.from_dict({"x": [[1.0, 2.0]] * 4, "label": [0, 1] * 2}).save_to_disk(str(tmp_path / "lists"))
     with pytest.raises(FedtailorError, match="has lists in the column 'x'"):
         load(f"hf:{tmp_path / 'lists'}")
+
+
+@pytest.fixture
+def cached(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with the data set someone/pets in two configurations, as a download from the hub leaves it."""
+    from datasets.packaged_modules.csv.csv import Csv
+
+    monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for name, rows in (("small", 30), ("large", 60)):
+        file = tmp_path / f"{name}.csv"
+        file.write_text("age,label,site\n" + "".join(f"{k},{'ab'[k % 2]},s{k % 3}\n" for k in range(rows)))
+        files = {"train": [str(file)], "test": [str(file)]}
+        builder = Csv(dataset_name="pets", config_name=name, hash="0123", data_files=files)
+        builder.download_and_prepare()
+        there = tmp_path / "cache" / "someone___pets" / name / "0.0.0" / "0123"
+        there.parent.mkdir(parents=True)
+        Path(builder.cache_dir).rename(there)
+        about = json.loads((there / "dataset_info.json").read_text())
+        (there / "dataset_info.json").write_text(json.dumps({**about, "config_name": name}))
+    return tmp_path / "cache" / "someone___pets"
+
+
+def test_a_name_is_read_from_the_cache_and_nobody_is_asked(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def ask(*arguments: Any, **_: Any) -> None:
+        asked.append(arguments)
+        raise OSError("there is no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    monkeypatch.setattr(socket.socket, "connect", ask)
+    data = load("hf:someone/pets:large", client_column="site")
+    assert (len(data), data.classes, data.client_names) == (120, ("a", "b"), ("s0", "s1", "s2"))
+    assert data.part is not None
+    assert data.part.tolist() == [0] * 60 + [2] * 60
+    with pytest.raises(FedtailorError, match=r"hf:NAME:CONFIGURATION \(ValueError: There are multiple .* small"):
+        load("hf:someone/pets")
+    shutil.rmtree(cached / "large")
+    assert len(load("hf:someone/pets", client_column="site")) == 60
+    with pytest.raises(FedtailorError, match="nor in the local cache"):
+        load("hf:someone/dogs")
+    assert asked == []

@@ -15,7 +15,7 @@ from PIL import Image
 
 import fedtailor as ft
 from fedtailor._common.errors import FedtailorError
-from fedtailor.data import Dataset, FederatedData, federate, from_list, load
+from fedtailor.data import Dataset, FederatedData, Join, federate, from_list, load
 from fedtailor.data.contact_sheet import contact_sheet
 from fedtailor.data.shifts import SHIFTS, Context, with_shifts
 from fedtailor.engines.own_code import named_code
@@ -67,6 +67,7 @@ def test_other_angles_are_between_the_quarter_turns() -> None:
     column = torch.zeros(1, 1, 9, 9)
     column[..., 4] = 1  # a vertical bar becomes a diagonal one
     diagonal = applied("rotate", column, 45)[0, 0]
+    assert torch.allclose(applied("rotate", torch.ones(1, 1, 9, 9), 45), torch.ones(1, 1, 9, 9))  # the edge goes on
     assert min(diagonal[k, k] for k in range(2, 7)) > 0.9
     assert max(diagonal[2, 6], diagonal[6, 2]) < 0.1
     wide = torch.zeros(1, 1, 5, 11)
@@ -99,10 +100,17 @@ def test_blur_and_resolution_keep_what_is_constant_and_the_sum() -> None:
     point[..., 15, 15] = 1
     blurred, places = applied("blur", point, 2.0)[0, 0], torch.arange(31) - 15.0
     assert float(blurred.sum()) == pytest.approx(1)
+    assert torch.allclose(blurred, blurred.T)
     assert float((blurred.sum(0) * places**2).sum()) == pytest.approx(4, rel=0.03)  # its variance; cut off at 3 σ
+    corner = torch.zeros(1, 1, 9, 9)
+    corner[..., 0, 0] = 1  # what leaves on one side does not come in on the other
+    assert not applied("blur", corner, 1.0)[..., 5:, 5:].any()
     squares = applied("resolution", images(side=8), 4)
     assert torch.equal(squares[:, :, :4, :4], squares[:, :, :1, :1].expand(-1, -1, 4, 4))
     assert torch.allclose(squares[:, :, 0, 0], images(side=8)[:, :, :4, :4].mean((2, 3)))
+    uneven = applied("resolution", images(side=8), 3)  # the last square is cut
+    assert torch.allclose(uneven[:, :, 2, 2], images(side=8)[:, :, :3, :3].mean((2, 3)))
+    assert torch.allclose(uneven[:, :, 7, 7], images(side=8)[:, :, 6:, 6:].mean((2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +136,8 @@ def test_a_shift_changes_no_label_and_no_share() -> None:
 
 
 def test_each_client_has_the_shift_that_is_written_down() -> None:
-    plain, other = pair("rotate:0,90,180,270")
+    """In training, validation and test, of new clients too."""
+    plain, other = pair("rotate:0,90,180,270", new_clients=2)
     for client, shift in enumerate(other.shifts):
         turns = int(shift["rotate"][0] // 90)
         assert torch.equal(other.client(client).x, torch.rot90(plain.client(client).x, turns, (2, 3)))  # type: ignore
@@ -144,6 +153,16 @@ def test_a_clients_shift_is_of_its_own_stream() -> None:
     values = [shift["noise"][0] for shift in one]
     assert len(set(values)) == 6
     assert 0 <= min(values) < max(values) <= 1
+    both = pair("noise:0..1+brightness:0..1")[1].shifts
+    assert all(shift["noise"] != shift["brightness"] for shift in both)
+
+
+def test_every_client_has_noise_of_its_own() -> None:
+    rows = np.tile(np.array([[1], [-1]], np.float32), (30, 4))
+    data = from_list([(rows, np.arange(60) % 2)] * 2)
+    plain, noisy = (federate(data, partition=partition) for partition in ("natural", "natural+noise:1"))
+    noise = torch.stack([(noisy.client(k).x - plain.client(k).x).flatten() for k in (0, 1)])  # type: ignore
+    assert abs(float(torch.corrcoef(noise)[0, 1])) < 4 / 240**0.5
 
 
 def test_new_clients_may_have_a_shift_that_nobody_had() -> None:
@@ -151,6 +170,16 @@ def test_new_clients_may_have_a_shift_that_nobody_had() -> None:
     turns = [shift["rotate"][0] for shift in other.shifts]
     assert {*turns[:3]} <= {0, 90}
     assert {*turns[3:]} <= {180, 270}
+    assert pair("rotate:90", new_clients=3)[1].shifts == ({"rotate": [90.0]},) * 6
+
+
+def test_clients_that_come_later_keep_their_shifts() -> None:
+    there = pair("noise:0..1", new_clients=3)[1]
+    joined = there.with_joined(Join(1, (there.names[4],), None, None, ""))
+    assert joined.shifts == tuple(there.shifts[client] for client in (0, 1, 2, 4, 3, 5))
+    both = there.with_new(pair("rotate:90", clients=4)[1])
+    assert both.shifts == (*there.shifts, *({"rotate": [90.0]},) * 4)
+    assert there.with_new(pair("rotate:90", clients=4)[0]).shifts == (*there.shifts, *({},) * 4)
 
 
 def test_shifts_are_in_the_order_that_is_written() -> None:
@@ -202,6 +231,30 @@ def test_missing_columns_are_missing_cells_of_a_table(table: str) -> None:
     for facts, place in zip(data.facts, gone, strict=True):
         assert [column.missing > 0 for column in facts] == [place == k for k in range(3)]
         assert facts[place].count == 0
+    two = federate(load(table), partition="natural+missing:2")
+    assert all(len(set(shift["missing"])) == 2 for shift in two.shifts)
+
+
+def test_the_deviation_is_that_of_the_training_samples_of_training_clients() -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((40, 2)).astype(np.float32) * 10**k, np.arange(40) % 2) for k in range(3)]
+    plain, moved = (federate(from_list(clients), partition=p, new_clients=1) for p in ("natural", "natural+offset:1"))
+    trained = torch.cat([plain.train(client)[0] for client in range(2)]).double()  # type: ignore[arg-type]
+    found = (moved.train(0)[0] - plain.train(0)[0])[0]  # type: ignore[operator, index]
+    assert found.tolist() == pytest.approx(trained.std(0, correction=0).tolist(), rel=1e-5)
+
+
+def test_missing_cells_and_categories_have_no_part_in_offset_and_noise(tmp_path: Path) -> None:
+    rows = [f"{'ill' if k % 3 else 'well'},c{k % 4},{'' if k % 5 == 0 else k},{'abc'[k % 3]}" for k in range(120)]
+    (tmp_path / "gaps.csv").write_text("label,client,age,ward\n" + "\n".join(rows) + "\n")
+    plain, moved = (
+        federate(load(str(tmp_path / "gaps.csv")), partition=p, preprocessing=None).x
+        for p in ("natural", "natural+offset:1+noise:0.5")
+    )
+    assert torch.equal(moved[:, 0].isnan(), plain[:, 0].isnan())  # type: ignore[index]
+    there = ~plain[:, 0].isnan()  # type: ignore[index]
+    assert 20 < float((moved - plain)[there, 0].mean()) < 50  # type: ignore[operator]
+    assert torch.equal(moved[:, 1], plain[:, 1])  # type: ignore[index]
 
 
 def test_offset_and_noise_of_features_go_by_their_deviation() -> None:
@@ -249,6 +302,8 @@ def test_a_shift_that_does_not_fit_the_samples_is_refused(table: str) -> None:
         federate(load(table), partition="natural+rotate:90")
     with pytest.raises(FedtailorError, match=r"All 3 columns of 'wards\.csv' would be missing"):
         federate(load(table), partition="natural+missing:0,3")
+    with pytest.raises(FedtailorError, match="would be missing"):
+        federate(load(table), partition="natural+missing:0/3", new_clients=1)
     tokens = from_list([(np.arange(40).reshape(20, 2), np.arange(20) % 2)] * 2)
     with pytest.raises(FedtailorError, match="cannot be shifted"):
         federate(tokens, partition="natural+noise:1")

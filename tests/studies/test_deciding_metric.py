@@ -233,6 +233,22 @@ class TestAdvice:
         of_scale = [0.8 + 0.01 * (client % 2) for client in range(20)]
         assert _decide(self.candidates([value + 0.009 for value in of_scale], of_scale, "auc")).chosen == GLOBAL
 
+    @pytest.mark.filterwarnings("ignore::fedtailor._common.errors.ClientFailure")
+    def test_a_candidate_that_diverges_leaves_the_race_to_the_others(self) -> None:
+        settings = {**SMALL, "epochs": 1, "batch": "full"}
+        methods = ["local", "tests.studies.parts:Explodes"]
+        advice = ft.advise(data=diabetes(), loss="mse", methods=methods, budget=0.1, **settings)
+        assert [one.title for one in advice.candidates][2:] == ["tests.studies.parts:Explodes"]
+        gone = advice.candidates[2]
+        assert gone.failed.startswith("Explodes: no client could do its work in 3 rounds in a row: NotFinite")
+        assert f"tests.studies.parts:Explodes left the race. {gone.failed}" in str(advice)
+        alone = ft.advise(data=diabetes(), loss="mse", methods=["local"], budget=0.1, **settings)
+        assert [(one.title, one.values) for one in advice.candidates[:2]] == [
+            (one.title, one.values) for one in alone.candidates
+        ]
+        with pytest.raises(ft.FedtailorError, match=r"FedAvg: no client could do its work .* take a smaller --lr"):
+            ft.advise(data=diabetes(), loss="mse", methods=["local"], budget=0.1, **{**settings, "lr": 1e30})
+
     @pytest.mark.parametrize(("metric", "by_samples"), [(None, False), ("mae", True)])
     def test_a_race_on_numbers(self, metric: str | None, by_samples: bool) -> None:
         settings = {**SMALL, "epochs": 1, "metric": metric}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedtailor.cli.device_check import Operators
 from fedtailor.client.group import run_together
 from fedtailor.messages import fetched
 from fedtailor.training import stack as stack_module
@@ -19,7 +20,8 @@ from fedtailor.training.inputs import Lazy
 from fedtailor.training.network import Network
 from fedtailor.training.optimizer import OptimizerSettings
 from fedtailor.training.predictions import outputs
-from fedtailor.training.stack import Stack, _batches, is_dense, why_not
+from fedtailor.training.stack import Stack, is_dense, why_not
+from fedtailor.training.stacked_batches import batches_of
 from tests.training.parts import LAYERS, small
 
 SIZES = [33, 30, 21, 12, 4, 2]  # unequal clients, of which one has fewer samples than a batch
@@ -90,6 +92,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rates that differ between clients": {"step_schedule": "cosine:0.1"},
     "such rates and momentum": {"step_schedule": "cosine:0.1", "momentum": 0.5},
     "full": {"batch": None},
+    "columns": {"batch": 16},
     "whole batches": {"drop_last": True},
     "steps": {"steps": 7},
 }
@@ -186,22 +189,51 @@ def test_a_step_is_that_of_autograd() -> None:
             torch.testing.assert_close(tensor, module.state_dict()[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("further", ["nothing", "correction", "function", "writing"])
+def test_a_step_takes_as_many_operators_for_six_clients_as_for_three(name: str, further: str) -> None:
+    network = Network(NETWORKS[name]())
+
+    def counted(clients: int, steps: int) -> int:
+        stack, optimizer = Stack(network, clients), OptimizerSettings(batch=None, steps=steps)
+
+        def work(own: Network, client: int) -> Tensor:
+            of_client, total = network.vector + client, torch.zeros(()).double()
+            more: dict[str, Any] = {
+                "correction": {"correction": of_client},
+                "function": {"correction": lambda vector: 0.1 * (vector - of_client)},
+                "writing": {"each_step": lambda vector: total.add_(vector.sum())},
+            }.get(further, {})
+            x, y, stream = X[:8], Y[:8], torch.Generator()
+            return descend(own, network.vector.clone(), x, y, functional.cross_entropy, optimizer, stream, **more)
+
+        works = [partial(work, own, client) for client, own in enumerate(stack.networks)]
+        with Operators() as mode:
+            run_together(stack, works)
+        return mode.count
+
+    three, six = (counted(clients, 30) - counted(clients, 20) for clients in (3, 6))
+    assert three == six > 0
+
+
 def test_no_sample_counts_twice_and_none_is_lost() -> None:
     optimizer = OptimizerSettings(epochs=2, batch=10)
     numbers = torch.arange(len(X)).double()
     calls = [parts(x, number, optimizer) for number, x in enumerate(numbers.split(SIZES))]
     seen: list[list[float]] = [[] for _ in SIZES]
-    for sizes, xs, _ in _batches(calls):
-        for client, size in enumerate(sizes):
-            seen[client] += xs[client, :size].tolist()
+    for step in batches_of(calls):
+        for client, size in enumerate(step.sizes):
+            seen[client] += step.x[client, :size].tolist()
     assert [sorted(of_client) for of_client in seen] == [sorted(2 * x.tolist()) for x in numbers.split(SIZES)]
 
 
 def parts(x: Tensor, number: int, settings: OptimizerSettings) -> Any:
-    """A call as `_batches` sees it."""
+    """A call as `batches_of` sees it."""
     stream = torch.Generator().manual_seed(number)
     steps = settings.epochs * -(-len(x) // (settings.batch or len(x)))
-    return SimpleNamespace(x=x, y=x, settings=settings, stream=stream, n_steps=steps, augment=None)
+    return SimpleNamespace(
+        theta=x, x=x, y=x, settings=settings, stream=stream, n_steps=steps, objective=None, augment=None
+    )
 
 
 def test_calls_that_do_not_fit_are_the_clients_own() -> None:
