@@ -94,7 +94,9 @@ RESULTS = """
 
 Accuracy in % on test samples, mean over clients and seeds, from the records of the [leaderboard](leaderboard.md), which
 has the federations, deviations and tests of significance. Defaults are those of the method and of the experiment, tuned
-settings those of `--settings tuned:NAME`. `–`: not run.
+settings the choices of a tuning, of which
+[those that are better than the defaults](leaderboard.md#are-the-tuned-settings-better-than-the-defaults) come with
+`--settings tuned:NAME`. `–`: not run.
 
 """
 REFUSALS = """
@@ -222,14 +224,15 @@ def allows(method: Method, settings: Mapping[str, Any]) -> bool:
 
 def results(methods: Mapping[str, Method]) -> Iterator[str]:
     """Write the rows of the results on the four federations, with defaults and with tuned settings."""
-    from results.leaderboard import FEDERATIONS, lines
+    from results.leaderboard import having, lines
 
-    found = {kind: [lines(kind, name) for name in FEDERATIONS] for kind in ("defaults", "leaderboard")}
-    yield f"| method | {' | '.join(f'{name}, {how}' for name in FEDERATIONS for how in ('defaults', 'tuned'))} |\n"
-    yield f"| --- | {' | '.join(['--:'] * 2 * len(FEDERATIONS))} |\n"
+    tuned = having("leaderboard")
+    kinds = {"defaults": "defaults", "leaderboard": "tuned"}
+    found = {f"{name}, {how}": lines(kind, name) for name in tuned for kind, how in kinds.items()}
+    yield f"| method | {' | '.join(found)} |\n"
+    yield f"| --- | {' | '.join(['--:'] * len(found))} |\n"
     for name in methods:
-        of_pairs = zip(found["defaults"], found["leaderboard"], strict=True)
-        values = [of.get(name, {}).get("value") for pair in of_pairs for of in pair]
+        values = [of.get(name, {}).get("value") for of in found.values()]
         yield f"| `{name}` | {' | '.join('–' if v is None else f'{100 * v:.1f}' for v in values)} |\n"
 
 

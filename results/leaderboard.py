@@ -11,11 +11,12 @@ from typing import Any
 
 from docs.make_methods_page import page_of
 from fedtailor._common.text import human_bytes
+from fedtailor._common.toml import parse_toml
 from fedtailor.experiment.tuned import shipped
 from fedtailor.methods import CATALOGUE, all_methods
-from fedtailor.studies.measures import holm
+from fedtailor.studies.measures import LEVEL, holm, wilcoxon
 from results.pairs import HEAD, Pair, of_clients, points, rows
-from results.shipping import FRESH
+from results.shipping import FRESH, SHIPPED, TUNINGS
 from results.shipping import table as fresh_table
 
 HERE = Path(__file__).parent
@@ -37,6 +38,8 @@ AGAIN = ("digits", "flights")  # the federations whose column was run on another
 COLUMN = "fedtailor compare results/tunings/FEDERATION/tuned.toml --seeds 0,1"
 DIVERGED = 1000.0  # worse by so much is a training that went astray
 OUTER = "pgfed"  # of the compositions
+FINE_TUNED, EPOCHS = "fedavg, fine-tuned", 5  # a row of its own, and its epochs
+LATER = ("latest", "later")  # comparisons with the defaults of methods that the first one did not have
 LEAST = 0.9  # share of Local's accuracy that a method must reach with its defaults, or its page says why not
 Line = dict[str, Any]
 
@@ -49,10 +52,12 @@ INTRODUCTION = """\
 data** ({tuned}, the same budget for all); those that came later are below, [with the defaults](#with-the-defaults).
 Accuracy in % of the personal models on test samples, mean over clients, after 20 rounds of 5 local epochs with `mlp`,
 mean ± standard deviation over the seeds {seeds}. **Bold** is the best of a column; `≈`: no significant difference from
-it (paired Wilcoxon test over the clients, corrected by Holm, 5 %). Tuning looked at seed 0 alone, at its validation
-samples; with seed 1 the same samples are partitioned differently, so that a test sample may be one that tuning saw. A
-rank says what a method is worth on such federations, with few samples, few rounds and a small network. It says nothing
-about large ones, and differences without significance say nothing at all.
+it (paired Wilcoxon test over the clients, corrected by Holm, 5 %).
+
+{saw} A rank says what a method is worth on such federations, with few samples, few rounds and a small network. It says
+nothing about large ones, and differences without significance say nothing at all. `fedavg, fine-tuned` is the baseline
+that a personalized method has to beat: FedAvg's model with 5 epochs of fine-tuning at each client before it is
+evaluated, with FedAvg's settings, which were tuned without that.
 
 {federations}
 """
@@ -70,56 +75,87 @@ def path_of(kind: str, federation: str) -> Path:
     return HERE / "comparisons" / f"{kind}-{federation}" / "result.json"
 
 
+def having(kind: str) -> list[str]:
+    """List the federations for which there is a comparison of a kind."""
+    return [name for name in FEDERATIONS if path_of(kind, name).is_file()]
+
+
 def lines(kind: str, federation: str) -> dict[str, Line]:
     """Return the lines of a comparison by method; with those of methods that came later, if it is of defaults."""
-    kinds = ("later", kind) if kind == "defaults" and path_of("later", federation).exists() else (kind,)
-    return {line["method"]: line for each in kinds for line in result(each, federation)["lines"]}
+    later = [each for each in LATER if kind == "defaults" and path_of(each, federation).exists()]
+    return {line["method"]: line for each in (*later, kind) for line in result(each, federation)["lines"]}
 
 
 def leaderboard() -> str:
     """Write the whole page."""
-    parts = [*_tuned(), *_fine_tuned(), *_fresh(), *_costs(), *_defaults(), *_natural(), *_compositions(), *_rounding()]
+    parts = [*_tuned(), *_fresh(), *_costs(), *_defaults(), *_natural(), *_compositions(), *_rounding()]
     return "\n".join(parts) + "\n"
 
 
 def _tuned() -> Iterator[str]:
-    first = result("leaderboard", "digits")
-    said = [f"- **{name}**: {text}" for name, text in FEDERATIONS.items()]
-    seeds = ", ".join(map(str, first["lines"][0]["seeds"]))
-    found = {name: lines("leaderboard", name) for name in FEDERATIONS}
-    ranks = {method: _mean_rank(method, found) for method in found["digits"]}
-    counts = {"methods": len(ranks), "all": len(all_methods())}
-    yield INTRODUCTION.format(tuned=shipped("digits").how, seeds=seeds, federations="\n".join(said), **counts)
-    yield from _head(["method", *FEDERATIONS, "mean rank"])
-    for method in sorted(ranks, key=lambda method: ranks[method]):
-        cells = [_accuracy(of.get(method)) for of in found.values()]
-        yield _row([f"[`{method}`]({page_of(CATALOGUE[method])})", *cells, f"{ranks[method]:.1f}"])
+    found = {name: ranked(name) for name in having("leaderboard")}
+    first = next(iter(found))
+    ranks = {row: _mean_rank(row, found) for row in found[first]}
+    seeds = lines("leaderboard", first)["local"]["seeds"]
+    yield INTRODUCTION.format(
+        tuned=shipped(first).how,
+        seeds=", ".join(map(str, seeds)),
+        saw=_what_tuning_saw(seeds),
+        methods=len(lines("leaderboard", first)),
+        all=len(all_methods()),
+        federations="\n".join(f"- **{name}**: {text}" for name, text in FEDERATIONS.items() if name in found),
+    )
+    yield from _head(["method", *found, "mean rank"])
+    for row in sorted(ranks, key=lambda row: ranks[row]):
+        method, comma, how = row.partition(", ")
+        title = f"[`{method}`]({page_of(CATALOGUE[method])}){comma}{how}"
+        yield _row([title, *(_accuracy(of.get(row)) for of in found.values()), f"{ranks[row]:.1f}"])
     yield "\nThe command behind a cell of each column:\n"
-    yield from (f"    {command(name)}" for name in FEDERATIONS)
-    yield "\nand behind a whole column:\n"
+    yield from (f"    {command(name)}" for name in found)
+    yield "\nbehind a whole column:\n"
     yield f"    {COLUMN}\n"
+    yield f"and behind the row of `{FINE_TUNED}`:\n"
+    yield from (f"    {command(name, 'fedavg')} --grid 'fine_tune=0|{EPOCHS}'" for name in found)
+    yield ""
 
 
-def _fine_tuned() -> Iterator[str]:
-    yield "## FedAvg, fine-tuned\n"
-    yield "The baseline that a personalized method has to beat: FedAvg's model with 5 epochs of fine-tuning at each"
-    yield "client before it is evaluated. Its settings are those above, which were tuned without that. It has no rank"
-    yield "and no test of significance.\n"
-    yield from _head(["", *FEDERATIONS])
-    found = {name: lines("leaderboard", name) for name in FEDERATIONS}
-    best = [next(method for method, line in of.items() if line["best"]) for of in found.values()]
-    yield _row(["`local`", *(_number(of["local"]) for of in found.values())])
-    yield _row(["`fedavg`", *(_number(of["fedavg"]) for of in found.values())])
-    yield _row(["`fedavg`, fine-tuned", *(_number(fine_tuned(name)) for name in FEDERATIONS)])
-    yield _row(["the best above", *(f"{_number(of[m])} (`{m}`)" for m, of in zip(best, found.values(), strict=True))])
-    yield ""
-    yield from (f"    {command(name, 'fedavg')} --grid 'fine_tune=0|5'" for name in FEDERATIONS)
-    yield ""
+def _what_tuning_saw(seeds: list[int]) -> str:
+    """Say which of the samples behind the numbers tuning has looked at."""
+    tuned = parse_toml((TUNINGS / "digits" / "tuning.toml").read_text(encoding="utf-8"))["seeds"]
+    both = [seed for seed in seeds if seed in tuned]
+    which = "seed" if len(tuned) == 1 else "the seeds"
+    same = (
+        f"{'one' if len(both) == 1 else 'some'} of those here, too; with the others" if both else "none of those here:"
+    )
+    return (
+        f"Tuning looked at validation samples of {which} {', '.join(map(str, tuned))}, {same} the same samples are "
+        "partitioned differently, so that a test sample may be one that tuning saw."
+    )
+
+
+@cache
+def ranked(federation: str) -> dict[str, Line]:
+    """Return the rows of a column: the tuned methods, and FedAvg with fine-tuning among them. Which is best, and which
+    cannot be told from it, is found anew."""
+    kinds = dict.fromkeys(lines("leaderboard", federation), "leaderboard") | {FINE_TUNED: "fine-tuned"}
+    found = {**lines("leaderboard", federation), FINE_TUNED: fine_tuned(federation)}
+    values = {
+        row: of_clients(result(kind, federation)["clients"]["clients"], found[row]["title"])
+        for row, kind in kinds.items()
+    }
+    known = {row: line["value"] for row, line in found.items() if line["value"] is not None}
+    top = max(known, key=lambda row: known[row])
+    others = [row for row in known if row != top]
+    ps = holm([1.0 if (p := wilcoxon(values[row], values[top])) is None else p for row in others])
+    like = {row for row, p in zip(others, ps, strict=True) if p >= LEVEL}
+    return {
+        row: {**line, "best": known.get(row) == known[top], "like_best": row in like} for row, line in found.items()
+    }
 
 
 def fine_tuned(federation: str) -> Line:
     """Return the line of FedAvg with fine-tuning."""
-    return next(line for line in result("fine-tuned", federation)["lines"] if line["settings"]["fine_tune"])
+    return next(line for line in result("fine-tuned", federation)["lines"] if line["settings"]["fine_tune"] == EPOCHS)
 
 
 def command(federation: str, method: str = "METHOD", seeds: str = "0,1") -> str:
@@ -158,14 +194,13 @@ def _fresh() -> Iterator[str]:
     yield "## Are the tuned settings better than the defaults?\n"
     seeds = FRESH.replace(",", ", ")
     yield f"The tunings' choices beside the methods' defaults, with the seeds {seeds}, which no tuning saw."
-    yield "Differences are tuned less default, paired over clients ([how](results.md)). A method whose tuned settings"
-    yield "are *behind* has its defaults in"
-    yield "[`--settings tuned:NAME`](tuning.md#settings-that-come-with-fedtailor). Where a tuning chose the defaults"
-    yield "there is nothing to compare.\n"
-    for name in FEDERATIONS:
+    yield "Differences are tuned less default, paired over clients ([how](results.md)). Only tuned settings that are"
+    yield "*ahead* come with [`--settings tuned:NAME`](tuning.md#settings-that-come-with-fedtailor); the other methods"
+    yield "have their defaults there. Where a tuning chose the defaults there is nothing to compare.\n"
+    for name in SHIPPED:
         yield from fresh_table(name)
     yield "The two commands behind a row:\n"
-    for name in FEDERATIONS:
+    for name in SHIPPED:
         tuned = command(name, seeds=FRESH)
         yield f"    {tuned}\n    {tuned.replace(f' --settings results/tunings/{name}', '')}"
     yield ""
@@ -194,8 +229,8 @@ def _defaults() -> Iterator[str]:
     yield "## With the defaults\n"
     yield "The same without tuning, seed 0: every setting as it is unless somebody changes it. In brackets the share"
     yield f"of Local's accuracy. Where it is below {LEAST:g} (`!`), the method's page says why. –: not run.\n"
-    found = {name: lines("defaults", name) for name in FEDERATIONS}
-    yield from _head(["method", *FEDERATIONS])
+    found = {name: lines("defaults", name) for name in having("defaults")}
+    yield from _head(["method", *found])
     for method in all_methods():
         yield _row([f"`{method}`", *(_share(of.get(method), of["local"]) for of in found.values())])
     yield "\n    fedtailor compare results/federations/FEDERATION.toml"

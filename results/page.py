@@ -258,22 +258,45 @@ def lines_of_comparisons(study: Study) -> Iterator[str]:
     values = list(dict.fromkeys(line["settings"].get(over) for result in found.values() for line in result["lines"]))
     rows = []
     for name, result in found.items():
-        for value in dict.fromkeys(line["settings"].get(by) for line in result["lines"]):
-            cells = {line["settings"].get(over): line for line in result["lines"] if line["settings"].get(by) == value}
+        for value in dict.fromkeys(_setting(line, by) for line in result["lines"]):
+            cells = {line["settings"].get(over): line for line in result["lines"] if _setting(line, by) == value}
             most = max(len(line["seeds"]) for line in result["lines"])
             rows.append([line_title(study, name, value), *(_value(cells.get(column), most) for column in values)])
     yield from _table(["", *(f"{SYMBOLS.get(over, over)} = {value:g}" for value in values)], rows)
     seeds = sorted({seed for result in found.values() for line in result["lines"] for seed in line["seeds"]})
     over_seeds = f"Mean ± standard deviation over the seeds {', '.join(map(str, seeds))}."
     yield f"\n{over_seeds if len(seeds) > 1 else f'Seed {seeds[0]}.'} ✓: chosen by validation data.\n"
-    if "against" in study:
+    if study.get("by") == "method":
+        yield from pairs_of_methods(study, found)
+    elif "against" in study:
         yield from pairs_of_lines(study, found)
 
 
-def line_title(study: Study, name: str, value: float | None) -> str:
-    """Name a line of a table of comparisons: the comparison, and the value of its second setting."""
+def _setting(line: dict[str, Any], name: str | None) -> Any:
+    """Return what a line has for a setting, or its method."""
+    return line["method"] if name == "method" else line["settings"].get(name)
+
+
+def line_title(study: Study, name: str, value: float | str | None) -> str:
+    """Name a line of a table of comparisons: the comparison, and the value of its second setting, or its method."""
     title: str = study["comparisons"][name]
+    if isinstance(value, str):
+        return f"{title}`{value}`"
     return title if value is None else f"{title}{study['by']} = {value:g}"
+
+
+def pairs_of_methods(study: Study, found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Write the differences of all methods from one of them, each with the value that validation data chose for it."""
+    pairs = []
+    for name, result in found.items():
+        chosen = {line["method"]: line["title"] for line in result["lines"] if line["chosen"]}
+        values = {method: of_clients(result["clients"]["clients"], title) for method, title in chosen.items()}
+        base = values.pop(study["against"])
+        pairs += [Pair.of(line_title(study, name, method), own, base) for method, own in values.items()]
+    over = SYMBOLS.get(study["over"], study["over"])
+    yield f"Difference from `{study['against']}` on the same clients, each with its own {over} (✓), mean over seeds:\n"
+    yield from _table(HEAD, list(rows_of_pairs(pairs)))
+    yield ""
 
 
 def pairs_of_lines(study: Study, found: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Settings that come with fedtailor: a tuning's choice, but the defaults where clients of other seeds do worse with it.
+"""Settings that come with fedtailor: a tuning's choice if clients of other seeds do better with it, else the defaults.
 
 A tuning is kept for shipping only if it had several seeds and enough trials. Its choice is then run beside the defaults
-with seeds that it never saw; where the choice is significantly behind, the method ships with its defaults.
+with seeds that it never saw; where it is not significantly ahead, or was not run, the method ships with its defaults.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor._common.toml import parse_toml, write_toml
-from fedtailor.studies.measures import holm
-from results.pairs import HEAD, Pair, of_clients, rows
+from fedtailor.experiment.tuned import find_settings
+from results.pairs import HEAD, Pair, decided, of_clients, rows
 
 HERE = Path(__file__).parent
 COMPARISONS, TUNINGS = HERE / "comparisons", HERE / "tunings"
@@ -39,12 +39,10 @@ def check_budget(name: str, question: dict[str, Any]) -> None:
 
 def chose_other(name: str) -> list[str]:
     """List the methods of a tuning for which it chose something else than their defaults."""
-    found = []
-    for method in parse_toml((TUNINGS / name / "tuned.toml").read_text(encoding="utf-8"))["methods"]:
+    found, tuning = [], find_settings(TUNINGS / name)
+    for method in tuning.methods:
         trials = json.loads((TUNINGS / name / "trials" / f"{method}.json").read_text(encoding="utf-8"))["trials"]
-        done = [trial for trial in trials if trial["state"] == "done"]
-        best = max(done, key=lambda trial: float(trial["values"][max(trial["values"], key=int)]))
-        if best["settings"] != trials[0]["settings"]:  # the first trial has the defaults
+        if not trials[0]["settings"].items() <= tuning.of(method).items():  # the first trial has the defaults
             found.append(method)
     return found
 
@@ -64,20 +62,23 @@ def fresh_pairs(name: str) -> list[Pair]:
     return pairs
 
 
-def worse(name: str) -> list[str]:
-    """List the methods whose tuned settings are behind their defaults with the fresh seeds."""
-    pairs = fresh_pairs(name)
-    corrected = holm([pair.p for pair in pairs])
-    return [pair.title for pair, p in zip(pairs, corrected, strict=True) if pair.verdict(p) == "behind"]
+def unproven(name: str) -> list[str]:
+    """List the methods whose tuned settings are not ahead of their defaults with the fresh seeds, or were not run."""
+    ahead = [pair.title for pair in decided(fresh_pairs(name))]
+    return [method for method in chose_other(name) if method not in ahead]
 
 
 def shipped_text(name: str) -> str:
-    """Write the file of settings that ships: the tuning's, without those of the methods that do worse with them."""
+    """Write the file of settings that ships: the tuning's, without those that are not shown to be better."""
     content = parse_toml((TUNINGS / name / "tuned.toml").read_text(encoding="utf-8"))
-    left = worse(name)
+    left = unproven(name)
     for section in ("settings", "parameters"):
         content[section] = {m: own for m, own in content.get(section, {}).items() if m not in left}
-    note = f"\n# Defaults, as what was tuned is behind them with other seeds: {', '.join(left)}." if left else ""
+    note = (
+        f"\n# Defaults, as what was tuned is not shown to be better with other seeds: {', '.join(left)}."
+        if left
+        else ""
+    )
     return f"# {SHIPPED[name]}{note}\n{write_toml(content)}"
 
 
@@ -91,7 +92,7 @@ def table(name: str) -> Iterator[str]:
         yield f"| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}"
         yield from (f"| `{row[0]}` | {' | '.join(row[1:])} |" for row in rows(pairs))
         yield ""
-    if left := worse(name):
-        yield f"Shipped with their defaults for that reason: {', '.join(f'`{method}`' for method in left)}.\n"
+    if ahead := [pair.title for pair in decided(pairs)]:
+        yield f"Shipped as tuned: {', '.join(f'`{method}`' for method in ahead)}.\n"
     if unknown:
         yield f"Not run yet, so not known: {', '.join(f'`{method}`' for method in unknown)}.\n"

@@ -11,6 +11,7 @@ import fedtailor as ft
 from fedtailor.experiment import make_experiment
 from fedtailor.experiment.tuned import find_settings, shipped
 from fedtailor.methods import all_methods
+from fedtailor.studies.comparison import make_comparison
 from fedtailor.studies.presets import find_preset
 from results.keeping import keep_comparisons, keep_runs, keep_tunings
 from results.leaderboard import (
@@ -22,13 +23,14 @@ from results.leaderboard import (
     better_than,
     differences,
     fine_tuned,
+    having,
     leaderboard,
     lines,
     result,
 )
-from results.page import FAR, difference, page, pairs_of_lines, reproduction, studies
+from results.page import FAR, difference, page, pairs_of_lines, pairs_of_methods, reproduction, studies
 from results.pairs import Pair, rows
-from results.shipping import SHIPPED, shipped_text, worse
+from results.shipping import SHIPPED, chose_other, shipped_text, unproven
 from tests.methods.pages import page_of
 
 ROOT = Path(__file__).parent.parent
@@ -105,15 +107,15 @@ def test_a_tuning_is_kept_as_its_trials_and_shipped_only_with_enough_of_them(tmp
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_settings_are_those_of_the_kept_tuning_where_these_are_not_worse(name: str) -> None:
+def test_shipped_settings_are_those_of_the_kept_tuning_where_these_are_better(name: str) -> None:
     kept = (ROOT / "fedtailor" / "experiment" / "tuned" / f"{name}.toml").read_text(encoding="utf-8")
     assert kept == shipped_text(name), "write it anew: python -m results"
     chosen = find_settings(ROOT / "results" / "tunings" / name)
     for method in chosen.methods:
-        assert shipped(name).of(method) == ({} if method in worse(name) else chosen.of(method))
+        assert shipped(name).of(method) == ({} if method in unproven(name) else chosen.of(method))
 
 
-def test_what_is_worse_than_the_default_on_fresh_seeds_is_not_shipped(
+def test_what_is_not_better_than_the_default_on_fresh_seeds_is_not_shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(kind: str, values: dict[str, float]) -> None:
@@ -126,13 +128,15 @@ def test_what_is_worse_than_the_default_on_fresh_seeds_is_not_shipped(
     monkeypatch.setattr("results.shipping.COMPARISONS", tmp_path)
     record("tuned", {"fedper": 0.85, "fedrod": 0.92, "apfl": 0.9})
     record("defaults", {"fedper": 0.89, "fedrod": 0.91, "apfl": 0.9})
-    assert worse("fashion-dirichlet") == ["fedper"]
+    assert set(chose_other("fashion-dirichlet")) - set(unproven("fashion-dirichlet")) == {"fedrod"}
     content = tomllib.loads(shipped_text("fashion-dirichlet"))
-    assert "fedper" in content["methods"]
-    assert "fedper" not in content["settings"]
+    assert {"fedper", "apfl", "ifca", "scaffold"} <= set(content["methods"])
+    assert not {"fedper", "apfl", "ifca"} & set(content["settings"])  # behind, the same, not run
     assert content["settings"]["fedrod"]["lr"] == 0.29
-    assert content["settings"]["apfl"]["lr"] == 0.243
-    assert "behind them with other seeds: fedper." in shipped_text("fashion-dirichlet").splitlines()[1]
+    assert content["settings"]["scaffold"]["lr"] == 0.1  # the tuning chose the default
+    said = shipped_text("fashion-dirichlet").splitlines()[1]
+    assert "fedper" in said
+    assert "fedrod" not in said
 
 
 @pytest.mark.parametrize(("ours", "paper", "text"), [
@@ -157,12 +161,7 @@ def test_every_cell_has_a_record_and_every_record_a_cell() -> None:
     assert shown == set((ROOT / "results" / "papers").glob("*/*"))
 
 
-YOUNGEST = {"fedcp", "gpfl"}
-GRAPHS = {"pfedsim", "pfedgraph", "fedcac"}
-NOT_RUN = {
-    "fashion-classes": YOUNGEST | GRAPHS,
-    "fashion-dirichlet": YOUNGEST | GRAPHS | {"pfedfda", "fedala", "feddbe", "knn-per", "cfl", "fedem"},
-}
+NOT_RUN: dict[str, set[str]] = {}  # methods without a record, by federation
 
 
 @pytest.mark.parametrize("federation", FEDERATIONS)
@@ -205,7 +204,7 @@ def test_better_is_a_higher_accuracy_and_a_lower_error() -> None:
     assert better_than("fedavg", "schools")["fedavg-ft"][1] == " ▲"
 
 
-@pytest.mark.parametrize("federation", FEDERATIONS)
+@pytest.mark.parametrize("federation", having("leaderboard"))
 def test_the_fine_tuned_baseline_is_of_the_leaderboards_clients_and_rounds(federation: str) -> None:
     plain, tuned = lines("leaderboard", federation)["fedavg"], fine_tuned(federation)
     assert tuned["settings"]["fine_tune"] == 5
@@ -279,6 +278,48 @@ def test_the_decider_decides_by_its_rule_alone(gain: float, behind: int, verdict
     ]
     found = {"mu-decider": {"lines": lines, "clients": {"clients": clients}}}
     assert f"**By the rule, this decides for {verdict}.**\n" in list(pairs_of_lines(study, found))
+
+
+def test_methods_are_compared_at_the_rate_that_validation_data_chose_for_each() -> None:
+    study = {"comparisons": {"one": "here, "}, "over": "lr", "by": "method", "against": "fedacs"}
+    lines = [
+        {
+            "title": f"{method} {lr}",
+            "method": method,
+            "settings": {"lr": lr},
+            "seeds": [0],
+            "value": 0.5,
+            "value_std": None,
+        }
+        | {"chosen": lr == best}
+        for method, best in (("fedacs", 0.1), ("local", 0.01))
+        for lr in (0.01, 0.1)
+    ]
+    values = {"fedacs 0.01": 0.9, "fedacs 0.1": 0.5, "local 0.01": 0.6, "local 0.1": 0.1}  # test data decide nothing
+    clients = [
+        {"name": str(n), "values": {t: v + (n / 1e4 if "local" in t else 0) for t, v in values.items()}}
+        for n in range(8)
+    ]
+    text = "\n".join(pairs_of_methods(study, {"one": {"lines": lines, "clients": {"clients": clients}}}))
+    assert "| here, `local` | +10.04 |" in text
+    assert text.count("| here, ") == 1
+
+
+@pytest.mark.parametrize("name", ["fedacs-rates", "fedacs-rates-500"])
+def test_the_study_of_rates_is_the_presets_setting(name: str) -> None:
+    """But for the network, validation samples, the rate, and FedAvg with fine-tuning as a method of its own."""
+    comparison = make_comparison(tomllib.loads((ROOT / "results" / "studies" / f"{name}.toml").read_text("utf-8")))
+    preset = find_preset("fedacs/figure1b-fmnist" + ("-500" if "500" in name else "-50samples"))
+    theirs = {row.name.replace("fedavg-tuned", "fedavg-ft"): row for row in preset.rows}
+    assert set(comparison.methods) == set(theirs)
+    (column,) = preset.columns
+    for method in comparison.methods:
+        mine = comparison.experiment(method, 0, {})[0].model_dump()
+        paper = preset.experiment(theirs[method], column).model_dump()
+        different = {setting for setting in paper if mine[setting] != paper[setting]}
+        expected = {"model", "validation", "lr", *(["method", "evaluation"] if method == "fedavg-ft" else [])}
+        assert different - {"parameters", "checkpoint_every"} == expected, method
+        assert mine["parameters"].items() >= paper["parameters"].items()
 
 
 def test_the_decider_is_the_releases_setting() -> None:

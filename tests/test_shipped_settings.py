@@ -110,7 +110,7 @@ class TestRun:
         with pytest.warns(
             UserWarning, match=r"tuned on digits \(8 trials a method, seed 0\)\. So few trials, on one seed"
         ):
-            ft.run("ditto", method_settings="tuned:digits", **SMALL)
+            ft.run("fedavg", method_settings="tuned:digits", **SMALL)
 
     def test_parameters_that_are_given_come_first(self, tuning: str) -> None:
         assert ft.run("ditto", method_settings=tuning, lam=0.25, **SMALL).experiment.parameters["lam"] == 0.25
@@ -147,7 +147,7 @@ class TestCompare:
         assert first.parameters == {"ditto": {"lam": 0.5}}
 
     def test_they_are_written_down_with_the_comparison(self, tmp_path: Path) -> None:
-        ft.compare(["ditto"], seeds=[0], method_settings="tuned:digits", out=tmp_path / "a", **SMALL)
+        ft.compare(["fedavg"], seeds=[0], method_settings="tuned:digits", out=tmp_path / "a", **SMALL)
         written = tomllib.loads((tmp_path / "a/comparison.toml").read_text())
-        assert written["settings"] == {"ditto": shipped("digits").section("settings", "ditto")}
+        assert written["settings"] == {"fedavg": shipped("digits").section("settings", "fedavg")}
         assert written["tuned"] == f"tuned:digits ({shipped('digits').how})"

@@ -62,6 +62,15 @@ def tune(
     only: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="search these settings and no others", **OF_TUNING)
     ] = None,
+    level: Annotated[
+        float,
+        typer.Option(
+            metavar="P",
+            help=r"a trial replaces your settings if it is better with at most this p; 1: the best one does \[0.05]",
+            show_default=False,
+            **OF_TUNING,
+        ),
+    ] = 0.05,
     seeds: Annotated[
         str, typer.Option(metavar="N,N,…", help=r"a trial is a run with each: their mean counts", **OF_TUNING)
     ] = "0",
@@ -73,8 +82,9 @@ def tune(
 
     The learning rate and the parameters for which a method declares a range
     (fedtailor methods) are searched. Trials that fall behind are ended early.
-    Test data have no part in it: what the chosen settings reach on them is
-    shown in the end.
+    Your settings are the first trial, and are kept unless another one is
+    significantly better. Test data have no part in it: what the chosen
+    settings reach on them is shown in the end.
 
     [bold]Examples[/]
       fedtailor tune fedavg ditto pgfed --data digits --trials 20 --out tunings/digits
@@ -100,7 +110,7 @@ def tune(
             stem = Path(str(comparison.settings["data"]).replace(":", "-")).stem
             names = None if only is None else [name.strip() for name in only.split(",")]
             place = to or new_directory(stem, "tunings")
-            work = Tuner(comparison, Budget(trials, seconds), parse_ranges(ranges or []), names, place)
+            work = Tuner(comparison, Budget(trials, seconds), parse_ranges(ranges or []), names, place, level=level)
             begin(work, quiet=json)
         with progress_bars() as bars, work.tracked():
             perform(work, bars)

@@ -285,15 +285,21 @@ def finish_run(
             tracked.record(record)
             if on_round and (why := reason_to_stop(on_round(record))):
                 loop.stop(why)
-        result = RunResult(
-            experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
-        )
+        result = result_of(run)
         outcome = result.summary() if run.directory or tracked.of else {}  # it reads the data once more
         if run.directory:
             run.directory.finish(outcome)
         tracked.save_record(experiment, outcome)
         result.tracked = tracked.ids
     return result
+
+
+def result_of(run: Simulation) -> RunResult:
+    """Return the result of a simulation as it stands."""
+    loop, path = run.loop, run.directory.path if run.directory else None
+    return RunResult(
+        run.experiment, loop.rounds, loop.client_records, run.data.names, lambda: run, path, loop.metric, run.hostile
+    )
 
 
 def reason_to_stop(said: object) -> str:

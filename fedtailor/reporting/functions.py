@@ -23,7 +23,7 @@ from fedtailor.reporting.result_table import Table
 from fedtailor.studies.advice import SHORTLIST, Advice
 from fedtailor.studies.advice import advise as race
 from fedtailor.studies.comparison import SEEDS, Comparing, Comparison, make_comparison
-from fedtailor.studies.measures import client_values
+from fedtailor.studies.measures import LEVEL, client_values
 from fedtailor.studies.runner import OnRoundOf, told, with_named_data
 from fedtailor.studies.summary import Summary, summarize
 from fedtailor.studies.trials import Budget, Trial, Tuned
@@ -202,6 +202,7 @@ def tune(
     *,
     trials: int | None = None,
     seconds: float | None = None,
+    level: float = LEVEL,
     seeds: Sequence[int] = (0,),
     ranges: Mapping[str, str] | None = None,
     only: Sequence[str] | None = None,
@@ -221,10 +222,11 @@ def tune(
 
     A method's learning rate and the parameters for which it declares a range are searched. `ranges` has other ranges,
     or those of other settings: `{"lr": "0.01..1:log", "epochs": "1..10", "batch": "10|32"}`; `only` names those that
-    are searched. The first trial has the settings as they are given. With several seeds, a trial is a run with each,
-    and the mean counts. With `out`, all is recorded there, data that are objects too, and the same call goes on after
-    an interrupt, or with more trials. `on_trial` is called with the method and each trial. `track` names tools that get
-    every trial, and the runs of the chosen settings, as in `run`.
+    are searched. The first trial has the settings as they are given, and is chosen unless others are better with a p of
+    at most `level` (Wilcoxon's test over the clients, by Holm; 1: the best is chosen). With several seeds, a trial is a
+    run with each, and the mean counts. With `out`, all is recorded there, data that are objects too, and the same call
+    goes on after an interrupt, or with more trials. `on_trial` is called with the method and each trial. `track` names
+    tools that get every trial, and the runs of the chosen settings, as in `run`.
 
     `on_round` is called with a title and the record of each round of the runs with the chosen settings, and may stop a
     run as in `run`. Trials are ended by a rule of their own, which is the same for all.
@@ -235,7 +237,7 @@ def tune(
     comparison, place = make_comparison(asked), Path(out) if out else None
     if place is not None:
         comparison, objects = _kept(comparison, objects, place)
-    work = Tuner(comparison, Budget(trials, seconds), ranges, only, place, objects, tracking)
+    work = Tuner(comparison, Budget(trials, seconds), ranges, only, place, objects, tracking, level)
     work.begin()
     with work.tracked():
         for method in work.comparison.methods:

@@ -32,6 +32,8 @@ def in_lines(tuned: Tuned, width: int) -> list[str]:
     counts = ", ".join(f"{tuned.count(state)} {state}" for state in STATES)
     text = tuned.metric.text
     values = f"{tuned.metric.shown(tuned.validation)} on validation data, {text(tuned.before)} before"
+    if tuned.best is not tuned.chosen:
+        values += f"; the best trial, {text(tuned.best_value)}, has p = {_p(tuned)}"
     settings = settings_in_words(tuned.settings) or "no settings"
     said = f"{command_title(tuned.method)}: {settings} ({values}; trials: {counts})"
     return wrap(said, width, subsequent_indent="  ", break_on_hyphens=False)
@@ -46,6 +48,7 @@ def tuning_table(tuned: Sequence[Tuned], budget: str) -> Group:
     for name in (
         f"validation\n{metric}",
         "before\ntuning",
+        "p of\nthe best",
         *(f"trials\n{state}" for state in STATES),
         f"test\n{metric}",
     ):
@@ -59,7 +62,11 @@ def _row(tuned: Tuned) -> list[str]:
     found = settings_in_words(tuned.settings) if tuned.chosen else "none: all trials failed"
     values = (tuned.metric.text(value) for value in (tuned.validation, tuned.before))
     counts = (str(tuned.count(state)) for state in STATES)
-    return [visible(command_title(tuned.method)), visible(found), *values, *counts, _test(tuned)]
+    return [visible(command_title(tuned.method)), visible(found), *values, _p(tuned), *counts, _test(tuned)]
+
+
+def _p(tuned: Tuned) -> str:
+    return "–" if tuned.p is None else f"{tuned.p:.3f}" if tuned.p >= 0.001 else f"{tuned.p:.0e}"
 
 
 def _test(tuned: Tuned) -> str:
@@ -72,7 +79,9 @@ def _caption(tuned: Sequence[Tuned], metric: str) -> str:
     seeds = f" Mean over {len(results)} seeds." if len(results) > 1 else ""
     return (
         f"Validation {metric} of the round that counts; before tuning: that of the first trial, with the settings as "
-        f"they were.{seeds} Test {metric}: of a run with the chosen settings; it had no part in the choice."
+        f"they were. They are kept unless a trial is better with p of at most {tuned[0].level:g} (Wilcoxon's test over "
+        f"the clients, corrected by Holm).{seeds} Test {metric}: of a run with the chosen settings; it had no part in "
+        "the choice."
     )
 
 
@@ -89,6 +98,7 @@ def plain(tuned: Sequence[Tuned]) -> list[Plain]:
             "settings": method.settings,
             "validation": method.validation,
             "before": method.before,
+            "best": method.best and {"settings": method.best.settings, "validation": method.best_value, "p": method.p},
             "trials": {state: method.count(state) for state in STATES},
             "metric": method.metric.name,
             "test": [{"seed": r.experiment.seed, method.metric.name: r.value, "loss": r.loss} for r in method.results],

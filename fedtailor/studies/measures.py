@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from operator import truediv
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fedtailor.engines.result import RunResult
 from fedtailor.server.evaluation import averages
@@ -11,16 +11,21 @@ from fedtailor.server.records import Averages, Plain, counted_classes
 from fedtailor.training.metrics import Metric
 
 Values = dict[int, float]  # by client
+Client = TypeVar("Client", int, str)  # a number, or a name
 LEVEL = 0.05  # a corrected p-value below it is a significant difference
 
 
-def client_values(result: RunResult, metric: Metric | None = None, hostile: bool = False) -> Values:
+def client_values(
+    result: RunResult, metric: Metric | None = None, hostile: bool = False, split: str = "test"
+) -> Values:
     """Return each honest client's test value of the metric that decides, or of another one, in the round that counts;
-    or each `hostile` one's. Clients without one, as they have no test samples, are left out."""
+    or each `hostile` one's; or those of another `split`. Clients without one, as they have no such samples, are left
+    out."""
     metric, found = metric or result.metric, dict[int, list[float]]()
     for results in result.counted:
         for client, measured in results.items():
-            if (client in result.hostile) == hostile and (value := metric.of(measured["test"])) is not None:
+            known = split in measured and (client in result.hostile) == hostile
+            if known and (value := metric.of(measured[split])) is not None:
                 found.setdefault(client, []).append(value)
     return {client: fmean(values) for client, values in sorted(found.items())}
 
@@ -119,7 +124,7 @@ def until(result: RunResult, target: float) -> Cost | None:
     return None
 
 
-def wilcoxon(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+def wilcoxon(one: Mapping[Client, float], other: Mapping[Client, float]) -> float | None:
     """Compute the two-sided p-value of Wilcoxon's signed-rank test over the clients that both have; None without any.
 
     Clients without a difference do not count (Wilcoxon's rule); if no client has one, p is 1.

@@ -10,6 +10,7 @@ from fedtailor._common.extras import install_command
 from fedtailor._common.files import Count
 from fedtailor.engines.result import RunResult
 from fedtailor.server.records import Record
+from fedtailor.studies.measures import LEVEL, holm, wilcoxon
 from fedtailor.studies.ranges import Range
 from fedtailor.training.metrics import ACCURACY, Metric
 from fedtailor.training.streams import torch_seed
@@ -24,7 +25,11 @@ SURE = 4  # trials that go to their end before any is pruned
 
 @dataclass(kw_only=True)
 class Trial(Record):
-    """One choice of settings: its validation value after each evaluated round (more is better), and how it ended."""
+    """One choice of settings: its validation value after each evaluated round (more is better), and how it ended.
+
+    Of the first one, the value of each client of each seed is kept; each other one has the p of Wilcoxon's test against
+    these, 1 if more clients do worse.
+    """
 
     settings: dict[str, Any]
     state: Literal["done", "pruned", "failed"]
@@ -32,11 +37,22 @@ class Trial(Record):
     rounds: Count = 0  # that it ran
     reason: str = ""  # why it did not come to its end
     seconds: float = 0.0
+    clients: dict[str, float] = field(default_factory=dict)  # by seed and client, at the end
+    p: float | None = None
 
     @property
     def value(self) -> float | None:
         """The validation value of a trial that came to its end."""
         return self.values[max(self.values)] if self.state == "done" else None
+
+
+def p_of_more(clients: Mapping[str, float], first: Mapping[str, float]) -> float:
+    """Compute the p of Wilcoxon's test for a trial whose clients do better than in the first one; 1 if fewer of them do
+    better than worse."""
+    both = clients.keys() & first.keys()
+    better, worse = sum(clients[c] > first[c] for c in both), sum(clients[c] < first[c] for c in both)
+    p = wilcoxon(clients, first)
+    return 1.0 if p is None or better <= worse else p
 
 
 @dataclass(kw_only=True)
@@ -48,18 +64,46 @@ class Trials(Record):
 
 @dataclass(frozen=True)
 class Tuned:
-    """A method's trials, the one that was chosen, and the runs of it, one a seed."""
+    """A method's trials, the one that was chosen, and the runs of it, one a seed.
+
+    The best of many trials is better on validation data than what one began with, by chance alone. So the first one is
+    chosen, but where others are better with a p of at most `level`, corrected for the number of trials.
+    """
 
     method: str
     trials: tuple[Trial, ...]
     results: tuple[RunResult, ...] = ()
     metric: Metric = ACCURACY
+    level: float = LEVEL
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best validation value, the first of equals; None if all failed."""
+        return max(self._done, key=lambda trial: trial.value or 0.0, default=None)
+
+    @property
+    def _done(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.value is not None]
+
+    @property
+    def _corrected(self) -> list[tuple[Trial, float]]:
+        """The later trials that came to their end, with p corrected for their number by Holm's rule."""
+        later = [trial for trial in self._done if trial is not self.trials[0]]
+        known = [1.0 if trial.p is None else trial.p for trial in later]
+        return list(zip(later, holm(known), strict=True))
 
     @property
     def chosen(self) -> Trial | None:
-        """The trial with the best validation value, the first of equals; None if all failed."""
-        done = [trial for trial in self.trials if trial.value is not None]
-        return max(done, key=lambda trial: trial.value or 0.0, default=None)
+        """The first trial, or the best of those that are significantly better; None if all failed."""
+        if not self.trials or self.trials[0].value is None:
+            return self.best
+        better = [trial for trial, p in self._corrected if p <= self.level]
+        return max([self.trials[0], *better], key=lambda trial: trial.value or 0.0)
+
+    @property
+    def p(self) -> float | None:
+        """The corrected p of the best trial against the first one; None if it is the first."""
+        return next((p for trial, p in self._corrected if trial is self.best and trial.p is not None), None)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,6 +119,11 @@ class Tuned:
     def before(self) -> float | None:
         """The metric of the settings that tuning began with."""
         return self._value(self.trials[0]) if self.trials else None
+
+    @property
+    def best_value(self) -> float | None:
+        """The metric of the best trial, which need not be the chosen one."""
+        return self._value(self.best)
 
     def _value(self, trial: Trial | None) -> float | None:
         """A trial's value has the sign that makes more of it better."""

@@ -21,7 +21,7 @@ from fedtailor._common.errors import FedtailorError
 from fedtailor._common.files import make_directory, read_sealed, seal, write_atomically
 from fedtailor._common.toml import parse_toml, write_toml
 from fedtailor.engines.preparation import Objects, Prepared
-from fedtailor.engines.runs import OnStart, PreparedRuns, run_prepared
+from fedtailor.engines.runs import OnStart, PreparedRuns, result_of, run_prepared
 from fedtailor.engines.simulation import Simulation
 from fedtailor.engines.trackers import OpenRun, Track, Tracking
 from fedtailor.experiment import EXECUTION_ONLY, NONE, Experiment, first_difference, read_experiment
@@ -30,10 +30,10 @@ from fedtailor.methods import find_method, method_class
 from fedtailor.server.evaluation import chosen_round
 from fedtailor.studies.comparison import FILE as QUESTION
 from fedtailor.studies.comparison import TUNED, TUNING, Comparison, Settings, check_place, check_varied
-from fedtailor.studies.measures import validation_score
+from fedtailor.studies.measures import LEVEL, client_values, validation_score
 from fedtailor.studies.ranges import check_only, search_ranges
 from fedtailor.studies.runner import OnRoundOf, is_begun, keep_data, noted_toml, perform, run_name, told
-from fedtailor.studies.trials import Budget, Trial, Trials, Tuned, check_installed, propose
+from fedtailor.studies.trials import Budget, Trial, Trials, Tuned, check_installed, p_of_more, propose
 from fedtailor.training.isolation import isolated
 from fedtailor.training.metrics import ACCURACY
 
@@ -53,9 +53,12 @@ class Tuner:
         out: Path | None = None,
         objects: Objects | None = None,
         track: Track | Tracking | None = None,
+        level: float = LEVEL,
     ) -> None:
         check_installed()
-        self.comparison, self.budget, self.out = comparison, budget, out
+        if not 0 < level <= 1:
+            raise FedtailorError(f"The level is a p-value, above 0 and at most 1, and not {level:g}.")
+        self.comparison, self.budget, self.out, self.level = comparison, budget, out, level
         self.tracking = Tracking(comparison.settings["track"] if track is None else track)
         self.objects = objects or Objects()
         _check_question(comparison, ranges or {})
@@ -94,7 +97,7 @@ class Tuner:
     def written(self) -> Settings:
         """Return the question as the file has it."""
         ranges = {m: {name: searched.text for name, searched in of_m.items()} for m, of_m in self.ranges.items()}
-        budget = {"trials": self.budget.trials, "seconds": self.budget.seconds}
+        budget = {"trials": self.budget.trials, "seconds": self.budget.seconds, "level": self.level}
         return {**budget, **self.comparison.written(), "ranges": ranges}
 
     def _noted(self, written: Settings) -> str:
@@ -179,7 +182,7 @@ class Tuner:
 
     def tuned(self, method: str) -> Tuned:
         """Return the trials that a method has so far."""
-        return Tuned(method, tuple(self.trials[method]), metric=self.metric)
+        return Tuned(method, tuple(self.trials[method]), metric=self.metric, level=self.level)
 
     def _trial(
         self,
@@ -213,6 +216,12 @@ class Tuner:
                         break
                 if trial.state == "done" and last not in trial.values:
                     trial.state, trial.reason = "failed", "its last round has no finite value on validation data"
+                if trial.state == "done":
+                    found = _by_client(runs)
+                    if not before:
+                        trial.clients = found
+                    elif before[0].clients:
+                        trial.p = p_of_more(found, before[0].clients)
             except FedtailorError as error:
                 trial.state, trial.reason = "failed", str(error)
         trial.seconds = round(time.perf_counter() - begin, 3)
@@ -305,10 +314,20 @@ def _check_validation(prepared: Prepared) -> None:
 def _deciding(question: Settings, methods: Sequence[str]) -> Settings:
     """Return the part of a question that trials of these methods depend on."""
     of_methods = ("ranges", "settings", "parameters")
-    rest = {*EXECUTION_ONLY, "methods", "trials", "seconds", "target", "tuned", *of_methods}
+    rest = {*EXECUTION_ONLY, "methods", "trials", "seconds", "level", "target", "tuned", *of_methods}
     common = {name: value for name, value in question.items() if name not in rest}
     sections = {name: question.get(name) or {} for name in of_methods}
     return common | {n: {m: of[m] for m in methods if m in of} for n, of in sections.items()}
+
+
+def _by_client(runs: Sequence[Simulation]) -> dict[str, float]:
+    """Return the validation value of each client of each seed, more being better."""
+    found, metric = [result_of(run) for run in runs], runs[0].terms.metric
+    return {
+        f"{result.experiment.seed}/{client}": metric.score(value)
+        for result in found
+        for client, value in client_values(result, split="validation").items()
+    }
 
 
 def _values(runs: Sequence[Simulation], stack: ExitStack) -> Iterator[tuple[int, float | None]]:

@@ -11,7 +11,7 @@ import pytest
 from fedtailor._common.text import SafeConsole
 from fedtailor.cli import display
 from fedtailor.cli.tune import _title
-from fedtailor.reporting.tuning_tables import tuning_table
+from fedtailor.reporting.tuning_tables import in_lines, plain, tuning_table
 from fedtailor.studies.trials import Trial, Tuned
 from tests.cli.calling import Call, done, interrupted_in, refusal
 
@@ -25,7 +25,7 @@ def trials(path: str) -> list[dict]:
 
 class TestTune:
     def test_a_line_a_method_and_what_comes_next(self, call: Call) -> None:
-        text = done(call("tune", "fedavg", "ditto", *FEW, "--trials", 3))
+        text = done(call("tune", "fedavg", "ditto", *FEW, "--trials", 3, "--level", 1))
         assert text.startswith("Settings chosen on validation data, 3 trials a method")
         assert set(os.listdir("tunings/digits-1")) == {"tuning.toml", "trials", "tuned.toml", "runs"}
         for method in ("fedavg", "ditto"):
@@ -35,8 +35,10 @@ class TestTune:
             (run,) = Path("tunings/digits-1/runs").glob(f"{method}-*")
             test = json.loads((run / "result.json").read_text())["accuracy"]
             before = trials(f"tunings/digits-1/trials/{method}.json")[0]["values"]["3"]
-            numbers = f"{100 * best['values']['3']:.2f} {100 * before:.2f} 3 0 0 {100 * test:.2f}"
-            assert " ".join(row.split()) == f"{method} {chosen} {numbers}"
+            values = f"{100 * best['values']['3']:.2f} {100 * before:.2f}"
+            assert re.fullmatch(
+                rf"{method} {chosen} {values} (–|\d\.\d+) 3 0 0 {100 * test:.2f}", " ".join(row.split())
+            )
         assert "it had no part in the choice." in " ".join(text.split())
         assert "Recorded in tunings/digits-1: tuned.toml, trials, runs\n" in text
         assert text.endswith("Next: fedtailor compare tunings/digits-1/tuned.toml --seeds 0,1,2\n")
@@ -101,6 +103,28 @@ class TestNarrowPages:
         with console.capture() as captured:
             console.print(tuning_table(tuned, "1 trials a method"))
         assert "…" not in captured.get()
+
+
+class TestSignificance:
+    def test_a_better_trial_that_is_not_chosen_is_named_with_its_p(self) -> None:
+        first = Trial(settings={"lr": 0.1}, state="done", values={1: 0.5})
+        better = Trial(settings={"lr": 0.3}, state="done", values={1: 0.6}, p=0.25)
+        (line,) = in_lines(Tuned("ditto", (first, better)), 200)
+        assert line.startswith(
+            "ditto: lr=0.1 (accuracy 50.00 % on validation data, 50.00 before; the best trial, 60.00, has p = 0.250; "
+        )
+        (line,) = in_lines(Tuned("ditto", (first, better), level=1), 200)
+        assert line.startswith("ditto: lr=0.3 (accuracy 60.00 % on validation data, 50.00 before; trials: 2 done")
+        (row,) = plain([Tuned("ditto", (first, better))])
+        assert row["settings"] == {"lr": 0.1}
+        assert row["best"] == {"settings": {"lr": 0.3}, "validation": 0.6, "p": 0.25}
+
+    def test_the_level_is_an_option(self, call: Call) -> None:
+        words = ("tune", "ditto", *FEW, "--lr", 0.001, "--range", "lr=0.1..1:log", "--only", "lr", "--trials", 2)
+        for level, chosen in ((0.05, "lr=0.001"), (1, "lr=0.129")):
+            text = done(call(*words, "--level", level, "--out", "a"))  # the trials are the same
+            assert re.search(rf"ditto +{chosen} ", text)
+        assert refusal(call, *words, "--level", 0).startswith("The level is a p-value")
 
 
 class TestCompare:

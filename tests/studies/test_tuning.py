@@ -5,9 +5,10 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from fedtailor.messages.transport import Transport
 from fedtailor.server.loop import Loop
 from fedtailor.server.records import RoundRecord
 from fedtailor.studies.comparison import make_comparison
-from fedtailor.studies.trials import Budget, Trial
+from fedtailor.studies.trials import Budget, Trial, Tuned, p_of_more
 from fedtailor.studies.tuner import LATE, WORSE, Tuner
 from tests.helpers import Quadratic, mean_output
 from tests.kills.engine import in_a_process, killed_while_writing
@@ -36,9 +37,9 @@ SMALL: dict[str, Any] = {
 
 def tuner(out: Path | None = None, trials: int | None = 3, **asked: Any) -> Tuner:
     how = {name: asked.pop(name) for name in ("ranges", "only", "objects") if name in asked}
-    budget = Budget(trials, asked.pop("seconds", None))
+    budget, level = Budget(trials, asked.pop("seconds", None)), asked.pop("level", 1)
     comparison = make_comparison({"methods": ["ditto"], "seeds": [0], **SMALL, **asked})
-    return Tuner(comparison, budget, out=out, **how)
+    return Tuner(comparison, budget, out=out, level=level, **how)
 
 
 def tried(work: Tuner, **callbacks: Any) -> dict[str, list[Trial]]:
@@ -67,7 +68,7 @@ def loss_after(lr: float, rounds: int) -> float:
 
 def tune_quadratic(**how: Any) -> Any:
     settings = {"steps": 1, "batch": "full", "dtype": "float64", "rounds": ROUNDS, "choose": "last", "validation": 0.2}
-    settings |= {"engine": "in-process", "data": quadratic(), "model": Quadratic(2), "loss": mean_output}
+    settings |= {"engine": "in-process", "level": 1, "data": quadratic(), "model": Quadratic(2), "loss": mean_output}
     return ft.tune(["fedavg"], **{**settings, **how})
 
 
@@ -183,6 +184,91 @@ class TestTrials:
         assert work.write().methods == ("ditto",)
         assert make_comparison(read_experiment(tmp_path / "a" / "tuned.toml")).methods == ("ditto",)
         assert work.finish("pfedme").results == ()
+
+
+class TestSignificance:
+    """The best of many trials is no choice if it is the best by chance alone."""
+
+    FAST: ClassVar[dict[str, Any]] = {"lr": 0.001, "only": ["lr"], "ranges": {"lr": "0.1..1:log"}}  # all but the first
+    FIRST = Trial(settings={"lr": 0.1}, state="done", values={1: 0.5})
+
+    def later(self, value: float, p: float | None) -> Trial:
+        return Trial(settings={"lr": value}, state="done", values={1: value}, p=p)
+
+    def chosen(self, *trials: Trial, level: float = 0.05) -> Trial | None:
+        return Tuned("fedavg", trials, level=level).chosen
+
+    def test_the_settings_stay_where_the_best_is_not_significantly_better(self) -> None:
+        better, best = self.later(0.6, 0.04), self.later(0.7, 0.06)
+        assert self.chosen(self.FIRST, best) is self.FIRST
+        assert self.chosen(self.FIRST, better) is better
+        assert self.chosen(self.FIRST, better, best) is self.FIRST  # of two trials: 2 · 0.04
+        assert self.chosen(self.FIRST, replace(better, p=0.02), best) is not best
+        assert self.chosen(self.FIRST, better, best, level=1) is best
+        assert self.chosen(self.FIRST, self.later(0.7, None)) is self.FIRST  # of an older version: nothing is known
+
+    def test_of_several_that_are_better_the_best_is_chosen(self) -> None:
+        better, best, worse = self.later(0.6, 0.001), self.later(0.7, 0.001), self.later(0.4, 0.001)
+        assert self.chosen(self.FIRST, better, best, worse) is best
+        assert self.chosen(self.FIRST, worse) is self.FIRST  # its mean is worse, though most clients do better
+
+    def test_where_the_first_fails_the_best_is_chosen(self) -> None:
+        failed, better = Trial(settings={}, state="failed"), self.later(0.6, None)
+        assert self.chosen(failed, self.later(0.4, None), better) is better
+        assert Tuned("fedavg", (failed, better)).p is None
+
+    @pytest.mark.parametrize(
+        ("better", "worse", "p"),
+        [(6, 0, 2 / 2**6), (10, 0, 2 / 2**10), (0, 6, 1.0), (3, 3, 1.0), (1, 0, 1.0), (0, 0, 1.0)],
+    )
+    def test_p_is_wilcoxons_where_more_clients_do_better(self, better: int, worse: int, p: float) -> None:
+        """Exact: all of n signs are the same in 2 of 2ⁿ cases."""
+        first = {f"0/{client}": 0.5 for client in range(20)}
+        moved = {
+            c: 0.5 + (0.01 * (n + 1) if n < better else -0.01 * n) for n, c in enumerate(first) if n < better + worse
+        }
+        assert p_of_more({**first, **moved}, first) == pytest.approx(p)
+
+    def test_a_recorded_p_is_of_the_clients_of_all_seeds(self) -> None:
+        (trials,) = tried(tuner(trials=2, seeds=[0, 1], choose="last", **self.FAST)).values()
+        assert set(trials[0].clients) == {f"{seed}/{client}" for seed in (0, 1) for client in range(4)}
+        assert fmean(trials[0].clients.values()) == pytest.approx(trials[0].value)
+        values = []
+        for settings in (trials[0].settings, trials[1].settings):
+            runs = [ft.run("ditto", **{**SMALL, **settings, "choose": "last"}, seed=seed) for seed in (0, 1)]
+            values.append([of["validation"].accuracy for run in runs for of in run.clients[-1].results.values()])
+        first, second = values
+        assert list(trials[0].clients.values()) == first
+        differences = [a - b for a, b in zip(second, first, strict=True)]
+        assert sum(d > 0 for d in differences) > sum(d < 0 for d in differences)
+        assert trials[1].p == pytest.approx(exact_p(differences))
+        assert trials[1].clients == {}
+
+    def test_with_few_clients_nothing_is_significant(self) -> None:
+        work = tuner(trials=4, level=0.05, **self.FAST)
+        (trials,) = tried(work).values()
+        tuned = work.tuned("ditto")
+        assert max(trial.values[4] for trial in trials[1:]) > trials[0].values[4] == tuned.validation
+        assert tuned.settings == trials[0].settings
+        assert (tuned.p or 0) > 0.05  # 2 / 2⁴ at best
+
+    @pytest.mark.parametrize("level", [0.0, -1.0, 1.5, float("nan")])
+    def test_a_level_that_is_no_p_is_refused(self, level: float) -> None:
+        with pytest.raises(FedtailorError, match="The level is a p-value"):
+            tuner(level=level)
+
+
+def exact_p(differences: list[float]) -> float:
+    """Two-sided p of the signed ranks by going through all signs, with mean ranks of ties."""
+    sizes = sorted(abs(d) for d in differences if d)
+    rank = {size: fmean(place + 1 for place, other in enumerate(sizes) if other == size) for size in sizes}
+    ranks = [rank[abs(d)] for d in differences if d]
+    seen = sum(rank[abs(d)] for d in differences if d > 0)
+    middle = sum(ranks) / 2
+    sums = [
+        sum(r for r, sign in zip(ranks, signs, strict=True) if sign) for signs in product((0, 1), repeat=len(ranks))
+    ]
+    return fmean(abs(total - middle) >= abs(seen - middle) - 1e-9 for total in sums)
 
 
 class TestTime:
@@ -350,7 +436,9 @@ class TestOutcome:
 
     def test_in_python(self) -> None:
         seen = []
-        tuning = ft.tune(["ditto"], trials=2, on_trial=lambda method, trial: seen.append((method, trial)), **SMALL)
+        tuning = ft.tune(
+            ["ditto"], trials=2, level=1, on_trial=lambda method, trial: seen.append((method, trial)), **SMALL
+        )
         assert [method for method, _ in seen] == ["ditto"] * 2
         best = tuning["ditto"]
         assert [trial for _, trial in seen] == list(best.trials)
@@ -366,15 +454,17 @@ class TestOutcome:
         assert table.lines[0].accuracy == best.results[0].accuracy
 
     def test_a_comparison_tunes_first(self, tmp_path: Path) -> None:
-        inside = ft.compare(["fedavg", "ditto"], seeds=[0, 1], tune=3, **SMALL)
-        assert "Settings chosen on validation data (3 trials a method, seed 0)." in inside.summary.caption
-        found = tried(tuner(trials=3, methods=["fedavg", "ditto"]))
+        slow, methods = {**SMALL, "clients": 10, "lr": 0.001}, ["local", "ditto"]  # the fifth trial has lr 0.243
+        inside = ft.compare(methods, seeds=[0, 1], tune=5, **slow)
+        assert "Settings chosen on validation data (5 trials a method, seed 0)." in inside.summary.caption
+        found = tried(tuner(trials=5, methods=methods, clients=10, lr=0.001))
         for line in inside.lines:
             best = max(found[line.method], key=lambda trial: trial.values.get(4, 0))
-            assert {result.experiment.lr for result in line.results} == {best.settings["lr"]}
-        recorded = ft.compare(["fedavg", "ditto"], seeds=[0, 1], tune=3, out=tmp_path / "a", **SMALL)
+            assert best.settings["lr"] == 0.243
+            assert {result.experiment.lr for result in line.results} == {0.243}
+        recorded = ft.compare(methods, seeds=[0, 1], tune=5, out=tmp_path / "a", **slow)
         assert [line.accuracy for line in recorded.lines] == [line.accuracy for line in inside.lines]
-        again = ft.compare(["fedavg", "ditto"], seeds=[0, 1], tune=3, out=tmp_path / "a", **SMALL)
+        again = ft.compare(methods, seeds=[0, 1], tune=5, out=tmp_path / "a", **slow)
         assert str(again) == str(recorded)
 
     def test_a_comparison_that_was_not_tuned_is_left_alone(self, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from fedtailor.experiment import Experiment, in_sections, read_experiment
 Settings = dict[str, Any]
 SHIPPED = "tuned:"  # before the name of settings that come with fedtailor
 FILE = "tuned.toml"  # in a tuning's directory
-A_START = "So few trials, on one seed, are a start, not the best: a method's defaults may do better, on these data too."
+A_START = (
+    "So few trials, on one seed, are a start, not the best; where other seeds did not confirm them, they are defaults."
+)
 
 
 @dataclass(frozen=True)
