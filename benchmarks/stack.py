@@ -120,8 +120,10 @@ def run(repeat: int = 3, tiny: bool = False) -> list[Goal]:
         rows = []
         for model, batch, goal in TIMES:
             of_stacks = {stack: federation("fedavg", model, batch, stack, tiny) for stack in STACKS}
-            rounds = {str(stack): partial(timed, partial(next_round, of)) for stack, of in of_stacks.items()}
-            found = best_of(rounds, repeat if goal is None else 5 * repeat)
+            found = best_of(
+                {str(stack): partial(timed, partial(next_round, of)) for stack, of in of_stacks.items()},
+                repeat if goal is None else 5 * repeat,
+            )
             times = [found[str(stack)].cpu for stack in STACKS]
             rows.append(
                 [f"{model}, batch {batch}", f"{1e3 * times[0]:.0f}", *(f"{times[0] / t:.2f} ×" for t in times[1:])]
