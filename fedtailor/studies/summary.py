@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtailor._common.errors import FedtailorError
 from fedtailor.engines.result import RunResult
-from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY
+from fedtailor.experiment import DATA_SETTINGS, EXECUTION_ONLY, NONE
 from fedtailor.server.records import Plain
 from fedtailor.studies.captions import sentences
 from fedtailor.studies.measures import (
@@ -291,6 +291,8 @@ def _over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | N
 
 
 def _plain_value(value: Any) -> str:
+    if value is None:  # as a grid says it
+        return NONE
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

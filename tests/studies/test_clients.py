@@ -178,6 +178,11 @@ def test_of_a_grid_without_validation_data_all_lines_are_shown(tmp_path: Path) -
     assert all(f"lr={lr}" in printed(client_table(summarize(made))) for lr in (0.1, 0.2))
 
 
+def test_a_setting_that_is_off_is_named_as_a_grid_names_it(tmp_path: Path) -> None:
+    made = [made_up(tmp_path / str(n), "ditto", [[0.5, 0.5]], attack=attack) for n, attack in enumerate((None, "nan"))]
+    assert [line.title for line in summarize(made).lines] == ["ditto, attack=none", "ditto, attack=nan"]
+
+
 def test_lines_under_attack_are_no_competitors_of_those_without_one(tmp_path: Path) -> None:
     made = [
         made_up(tmp_path / f"{method}{number}", method, [[accuracy - 0.1 * number, 0.5]], attack=attack)
@@ -185,12 +190,12 @@ def test_lines_under_attack_are_no_competitors_of_those_without_one(tmp_path: Pa
         for number, attack in enumerate((None, "scaling", "sign-flip"))
     ]
     summary = summarize(made)
-    assert [line.title for line in summary.lines if line.ranked] == ["fedavg, attack=None", "ditto, attack=None"]
-    assert [line.title for line in summary.lines if line.p is not None] == ["fedavg, attack=None"]
+    assert [line.title for line in summary.lines if line.ranked] == ["fedavg, attack=none", "ditto, attack=none"]
+    assert [line.title for line in summary.lines if line.p is not None] == ["fedavg, attack=none"]
     assert "Lines under attack are not ranked or tested beside those without one." in summary.caption
     assert "scaling" not in verdict(summary)
     text = printed(client_table(summary))
-    assert "attack=None" in text
+    assert "attack=none" in text
     assert "attack=scaling" not in text
     assert "Lines under attack are not shown" in " ".join(text.split())
     attacked = summarize([run for run in made if run.experiment.attack is not None])
