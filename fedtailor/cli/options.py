@@ -46,7 +46,7 @@ GROUPS = {
     ),
 }
 # Of a whole experiment:
-RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Uneven clients", "Privacy and attacks", "Execution")
+RUN_GROUPS = ("Data", "Model", "Training", "Evaluation", "Privacy and attacks", "Uneven clients", "Execution")
 SHORT = {
     f"evaluate_{name}": f"--{name.replace('_', '-')}"
     for name in ("fine_tune", "choose", "metric", "metrics", "patience")

@@ -32,7 +32,9 @@ def report(
     x: Annotated[
         Literal["rounds", "bytes", "time", "clock"],
         typer.Option(
-            "--x", help="what curves are drawn over first (clock: virtual time), and those of diagnostics at all"
+            "--x",
+            metavar="rounds|bytes|time|clock",
+            help="what curves are drawn over first (clock: virtual time), and those of diagnostics at all",
         ),
     ] = "rounds",
 ) -> None:

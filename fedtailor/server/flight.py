@@ -169,14 +169,12 @@ class Flight:
                 continue
             assert self.late is not None  # or all would be of this round
             messages[work.client] = now = method.send(server, work.client)
-            try:
-                declared = {name: tensor for name, tensor in reply.upload.items() if name != LOSS}
-                check_upload(method, declared, server, work.client)
-            except ValueError:  # which makes a failure of it, unless the method has gone over to something else
-                if _shapes(then) != _shapes(now):
-                    del messages[work.client]
-                    gathered.ended.remove(work)
-                    gathered.late.append(work)
+            fits, fitted = (_fits(method, work, replace(server, round=at)) for at in (server.round, work.request.round))
+            if not fits and fitted:
+                del messages[work.client]
+                gathered.ended.remove(work)
+                gathered.late.append(work)
+            if not fits:  # nor did it in its own round: it is a failure, which is not found here
                 continue
             weight = (1 + behind) ** -self.late.staleness
             reply.upload = {**reply.upload, **_weighed(method, reply.upload, then, now, weight)}
@@ -305,8 +303,14 @@ def _keep_messages(works: Sequence[Work]) -> None:
         work.request = replace(work.request, message=kept)
 
 
-def _shapes(message: Message) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in message.items()}
+def _fits(method: Method, work: Work, server: Server) -> bool:
+    """Find out whether an upload is what the method declares in the server's round."""
+    assert work.reply is not None
+    try:
+        check_upload(method, {n: x for n, x in work.reply.upload.items() if n != LOSS}, server, work.client)
+    except ValueError:
+        return False
+    return True
 
 
 def _weighed(method: Method, upload: Message, then: Message, now: Message, weight: float) -> State:

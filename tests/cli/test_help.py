@@ -57,7 +57,8 @@ def test_commands_stand_in_groups_by_purpose(call: Call) -> None:
 
 
 def test_options_stand_in_groups_the_most_used_first(call: Call) -> None:
-    of_run = ["Data", "Table or folder of yours", "Model", "Training", "Evaluation", "Privacy and attacks", "Execution"]
+    of_run = ["Data", "Table or folder of yours", "Model", "Training", "Evaluation", "Privacy and attacks"]
+    of_run += ["Uneven clients", "Execution"]
     for command, first in (("run", ["Method"]), ("compare", ["Comparison", "Method"]), ("tune", ["Tuning", "Method"])):
         titles = list(sections(done(call(command, "--help"))))
         assert titles[titles.index("Arguments") :] == ["Arguments", *first, *of_run, "Output"]

@@ -89,7 +89,7 @@ def test_a_site_predicts_with_its_own_file(tmp_path: Path) -> None:
     write(tmp_path / "hospitals.csv", patients(NAMES, 60))
     result = ft.run("ditto", data=tmp_path / "hospitals.csv", **TABLE, rounds=2, engine="in-process")
     own = {"label_column": "outcome", "client_column": None}
-    file = written(result, 1, tmp_path / "site" / "model", columns=own)
+    file = written(result, 1, tmp_path / "site" / "trial", columns=own)
     rows = [{**row, "outcome": row["diagnosis"]} for row in patients(("south",), 30, seed=5)]
     write(tmp_path / "new.csv", rows, ["outcome", "smoker", "ward", "patient_id", "age", "income"])
     reader = Model(file)
