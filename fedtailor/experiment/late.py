@@ -8,7 +8,7 @@ from fedtailor.experiment.parts import Parts
 
 
 class Late(Parts):
-    """Whom a round waits for, if not for everybody.
+    """The rule for late clients, where a round does not wait for everybody.
 
     `deadline` is in virtual seconds: who is not done by then does not count; with `partial`, a client that would be
     too late takes as many steps as it has time for. `first` counts the first so many replies, and calls off the rest:

@@ -24,7 +24,7 @@ PERIOD = 86400.0  # seconds after which presence repeats
 
 
 class System(Parts):
-    """What clients' machines can do.
+    """The abilities of clients' machines.
 
     `speeds` are samples a second that a client computes gradients of, `bandwidth` bytes a second in each direction: a
     number for all clients, or a distribution over them, by its median or its bounds. `stragglers=0.1:10` makes a tenth

@@ -1,4 +1,4 @@
-"""What curves are drawn over: rounds, bytes, the time of this machine, or the virtual time of the clients' systems."""
+"""The axes of curves: rounds, bytes, the time of this machine, or the virtual time of the clients' systems."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ TIMES = (("s", 1), ("min", 60), ("h", 3600))
 
 @dataclass(frozen=True)
 class Axis:
-    """What curves are drawn over: `along` has its value at the end of each round of a run, NaN where it has none."""
+    """An axis of curves: `along` has its value at the end of each round of a run, NaN where it has none."""
 
     name: Along
     tab: str
@@ -50,7 +50,7 @@ def chosen_axis(summary: Summary, name: Along) -> Axis:
 
 
 def axes(summary: Summary) -> dict[Along, Axis]:
-    """What curves of these runs can be drawn over: virtual time only where clients have a system."""
+    """List the axes of the curves of these runs: virtual time only where clients have a system."""
     others = (
         _in_units(summary, Axis("bytes", "over bytes", "sent up and down until then", _sent), BYTES),
         _in_units(summary, Axis("time", "over time", "time until then", _took), TIMES),
