@@ -27,6 +27,11 @@ def test_the_same_bits_as_in_process(method: str, engine: dict[str, Any]) -> Non
     check_same(ft.run(method, **engine, **SMALL), plain(method))
 
 
+def test_asynchronous_rounds_have_the_bits_of_in_process(engine: dict[str, Any]) -> None:
+    uneven: dict[str, Any] = {**SMALL, "system": "speeds=lognormal:1:100, availability=0.7:20", "late": "buffer=1"}
+    check_same(ft.run("ditto", **engine, **uneven), ft.run("ditto", engine="in-process", **uneven))
+
+
 def test_a_dead_actor_costs_a_repetition(engine: dict[str, Any], tmp_path: Path) -> None:
     """And of three workers one finds no core: nobody waits for it."""
     result = ft.run(Deadly(marker=str(tmp_path / "died")), workers=3, **engine, **SMALL)
@@ -120,8 +125,3 @@ def test_where_no_cluster_is(address: str, says: str) -> None:
     with within(30), pytest.raises(ft.FedtailorError, match=says):
         ft.run("fedavg", engine="ray", address=address, **SMALL)
     assert not ray.is_initialized()
-
-
-def test_asynchronous_rounds_have_the_bits_of_in_process(engine: dict[str, Any]) -> None:
-    uneven: dict[str, Any] = {**SMALL, "system": "speeds=lognormal:1:100, availability=0.7:20", "late": "buffer=1"}
-    check_same(ft.run("ditto", **engine, **uneven), ft.run("ditto", engine="in-process", **uneven))
